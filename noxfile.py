@@ -1,0 +1,241 @@
+"""The project's tasks. `python -m pip install nox` is all they need; `nox --list` names them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import nox
+from nox.virtualenv import PassthroughEnv
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests"]
+
+ROOT = pathlib.Path(__file__).parent
+PACKAGES = ("core", "torch", "adapt", "cupy")
+NEEDS = {"core": (), "torch": ("core",), "adapt": ("core", "torch"), "cupy": ("core",)}
+SOURCES = [ROOT / "packages" / f"tensorplay-{name}" / "src" for name in PACKAGES]
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+WHEELS = ROOT / ".wheels"
+VERSIONS = """
+import importlib.metadata, json, platform
+names = ("tensorplay-core", "torch", "cuda-bindings", "cupy-cuda13x", "cupy-cuda12x")
+have = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+print(json.dumps({"python": platform.python_version(), **{n: have[n] for n in names if n in have}}))
+"""
+GPU_RESULTS = ROOT / "benchmarks" / "results" / "gpu-tests.json"
+SUITE = ("-c", "pyproject.toml", "--pyargs", "tensorplay_core.testing.suite")
+
+
+def group(name: str) -> tuple[str, ...]:
+    """The requirements of a dependency group, spelled out: not every pip knows `--group`."""
+    return nox.project.dependency_groups(PYPROJECT, name)
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """One pip command: the packages pin each other exactly, so only together do they resolve."""
+    session.install("-c", "constraints.txt", *requirements)
+
+
+def packages(*names: str, extras: str = "") -> list[str]:
+    """Local paths of packages, as pip takes them."""
+    return [f"./packages/tensorplay-{name}{extras}" for name in names or PACKAGES]
+
+
+def gpus() -> list[str]:
+    """The NVIDIA devices here and their driver, asked of the driver itself."""
+    if not (tool := shutil.which("nvidia-smi")):
+        return []
+    query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run an example on the CPU: `nox -s demo`, options after `--`."""
+    install(session, *packages("core", "torch", "adapt"), *group("demo"))
+    session.run("python", "examples/digits.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests that need no GPU; pytest's own arguments after `--`."""
+    install(session, *packages(), *group("test"))
+    session.run("python", "-m", "pytest", "-m", "not gpu", *session.posargs)
+    if not session.posargs and not (ROOT / "tests" / "conformance").is_dir():
+        drivers = ("--tensorplay-driver=host", "--tensorplay-driver=torch")
+        session.run("python", "-m", "pytest", *SUITE, *drivers)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run the same tests under coverage and say what they leave out."""
+    install(session, *packages(), *group("test"))
+    session.run("coverage", "run", "-m", "pytest", "-m", "not gpu", *session.posargs)
+    session.run("coverage", "report")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format."""
+    install(session, *group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, strictly."""
+    install(session, *group("types"))
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Check that imports point down. Reads the sources; none of the packages is installed."""
+    install(session, *group("layers"))
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(map(str, SOURCES))})
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the four wheels into .wheels."""
+    install(session, *group("build"))
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    for path in packages():
+        build = ("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", str(WHEELS))
+        session.run(*build, path, silent=True)
+
+
+@nox.session(reuse_venv=False, requires=["wheels"])
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def alone(session: nox.Session, package: str) -> None:
+    """Install a wheel with plain pip in a clean environment: it must import, and little else."""
+    built = [str(next(WHEELS.glob(f"tensorplay_{name}-*"))) for name in (*NEEDS[package], package)]
+    install(session, *built)
+    if package in ("core", "cupy"):
+        listed = session.run("python", "-m", "pip", "list", "--format=json", silent=True)
+        found = {row["name"] for row in json.loads(str(listed).splitlines()[0])}
+        ours = {f"tensorplay-{name}" for name in (*NEEDS[package], package)}
+        if extra := found - ours - {"pip", "pluggy", "setuptools", "wheel"}:
+            session.error(f"tensorplay-{package} must bring only pluggy; it also brought {extra}")
+    check = str(ROOT / "tests" / "packaging" / "imports.py")
+    session.chdir(session.create_tmp())
+    session.run("python", "-I", check, f"tensorplay_{package}")
+    if package == "core":
+        session.run("python", "-m", "tensorplay_core")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks: `nox -s bench`, arguments of benchmarks/run.py after `--`."""
+    if not session.posargs and not gpus():
+        says = re.compile(r"^NEEDS_GPU\b.*= *True", re.MULTILINE)
+        files = sorted((ROOT / "benchmarks").glob("*.py"))
+        needing = [file.stem for file in files if says.search(file.read_text("utf-8"))]
+        session.error(
+            f"there is no NVIDIA GPU here, and these benchmarks need one: {', '.join(needing)}."
+            " Name one of the others: nox -s bench -- NAME"
+        )
+    install(session, *packages("core", "torch", "adapt"), *group("bench"))
+    session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run what needs an NVIDIA GPU, and keep a summary in benchmarks/results.
+
+    `nox --no-venv -s gpu` takes the environment as it is: on a machine that reaches no package
+    index, install the packages there first.
+    """
+    runs = {
+        "tests": ("-m", "gpu", "tests"),
+        "conformance": (*SUITE, "--tensorplay-driver=cuda", "--tensorplay-driver=torch"),
+    }
+    if not (devices := gpus()):
+        for arguments in runs.values():
+            print("python -m pytest", *arguments)
+        session.error("there is no NVIDIA GPU here; the commands above are for a machine with one")
+    if not isinstance(session.virtualenv, PassthroughEnv):
+        local = packages("torch", "adapt") + packages("core", "cupy", extras="[cuda13]")
+        install(session, *local, *group("test"))
+    reports = pathlib.Path(session.create_tmp()).resolve()
+    suites, failed = {}, []
+    for name, arguments in runs.items():
+        report = reports / f"{name}.xml"
+        report.unlink(missing_ok=True)
+        options = (*session.posargs, f"--junitxml={report}")
+        try:
+            session.run("python", "-m", "pytest", *arguments, *options)
+        except nox.command.CommandFailed:
+            failed.append(name)
+        suites[name] = summary(report)
+    shown = session.run("python", "-c", VERSIONS, silent=True)
+    GPU_RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    record = {"devices": devices, "versions": json.loads(str(shown)), "suites": suites}
+    GPU_RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if failed:
+        session.error(f"failed: {', '.join(failed)}; see {GPU_RESULTS.relative_to(ROOT)}")
+
+
+def summary(report: pathlib.Path) -> dict[str, object]:
+    """What pytest's XML report says, in a few numbers and the names of what failed."""
+    if not report.exists():
+        return {"error": "pytest left no report"}
+    suite = ET.parse(report).getroot()[0]
+    counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
+    bad = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return {
+        "at": suite.get("timestamp"),
+        "seconds": float(suite.get("time", 0)),
+        **counts,
+        "failed": bad,
+    }
+
+
+@nox.session(venv_backend="none")
+def bump(session: nox.Session) -> None:
+    """Set the version everywhere: `nox -s bump -- 0.2.0`."""
+    if len(session.posargs) != 1 or not re.fullmatch(r"\d+\.\d+\.\d+(\w*)", session.posargs[0]):
+        session.error("say one version: nox -s bump -- 0.2.0")
+    new = session.posargs[0]
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        rewrite(path, r'^(version = ")[^"]+', new)
+        rewrite(path, r"(tensorplay-\w+(?:\[\w+\])?==)[^\"]+", new)
+    for path in sorted(ROOT.glob("packages/*/src/*/__init__.py")):
+        rewrite(path, r'^(__version__ = ")[^"]+', new)
+    today = datetime.datetime.now(datetime.UTC).date()
+    rewrite(ROOT / "CHANGELOG.md", r"(^## \[Unreleased\]\n)", f"\n## [{new}] - {today}\n")
+
+
+def rewrite(path: pathlib.Path, pattern: str, new: str) -> None:
+    """Put `new` after each match's first group, in place of the rest of the match."""
+    text = path.read_text(encoding="utf-8")
+    changed = re.sub(pattern, lambda match: match[1] + new, text, flags=re.MULTILINE)
+    path.write_text(changed, encoding="utf-8")
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make .venv with the packages editable and every tool."""
+    session.run(sys.executable, "-m", "venv", ".venv", external=True)
+    scripts = "Scripts" if os.name == "nt" else "bin"
+    editable = [word for path in packages() for word in ("-e", path)]
+    tools = {item for name in ("test", "demo", "lint", "types", "layers") for item in group(name)}
+    python = str(ROOT / ".venv" / scripts / "python")
+    pip = (python, "-m", "pip", "install", "-c", "constraints.txt")
+    session.run(*pip, *editable, *sorted(tools), "nox", external=True)
