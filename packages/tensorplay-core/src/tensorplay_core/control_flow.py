@@ -1,0 +1,206 @@
+"""``cond()`` and ``while_loop()``: host control flow outside a capture, nodes inside one.
+
+The same code serves warm-up, verification and capture, and gives the same values each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from . import registry
+from .conditional import ConditionalMethods, _positive
+from .errors import SignatureMismatch
+from .protocols import Capture
+from .runtime import Runtime, select
+
+__all__ = ["cond", "while_loop"]
+
+
+class _Foreign(ConditionalMethods):
+    """A capture that another library began and will end; conditionals go into it all the same."""
+
+    def __init__(self, runtime: Runtime, capture: Capture) -> None:
+        self._runtime, self._capture = runtime, capture
+        self._bodies: list[Any] = []
+        self._poisoned = None
+
+
+def cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    *operands: Any,
+    driver: str | None = None,
+) -> Any:
+    """``true_fn(*operands) if pred else false_fn(*operands)``, recordable.
+
+    Outside a capture it reads the predicate and calls one function. Inside, it captures both
+    bodies, of which each replay runs one. A branch may write the predicate.
+
+    Args:
+        pred: One Bool on the device.
+        true_fn: Returns an array, None, or a tuple or list of them.
+        false_fn: Returns the same structure with the same shapes.
+        operands: Passed to both.
+        driver: Name of the driver; None chooses as ``select`` does.
+
+    Returns:
+        What the function run returned; inside a capture, arrays of the graph that hold it.
+
+    Raises:
+        PredicateError: ``pred`` is not one Bool on the device.
+        SignatureMismatch: The branches return different structures or shapes.
+        UnsupportedByDriver: The driver has no conditionals.
+    """
+    runtime = select(driver)
+    graph = _capturing(runtime)
+    if graph is None:
+        return (true_fn if runtime.conditional_read(pred) else false_fn)(*operands)
+    with graph.if_else(pred) as (then, other):
+        with then:
+            first = true_fn(*operands)
+            # Not the branch's own arrays: it may return an operand, which the other must not write.
+            results = [_copy(runtime, array) for array in _leaves(first)]
+        with other:
+            second = false_fn(*operands)
+            _same_structure(first, second, "true_fn", "false_fn")
+            for result, array in zip(results, _leaves(second), strict=True):
+                _store(runtime, result, array)
+    return _rebuild(first, results)
+
+
+def while_loop(
+    test: Callable[..., Any],
+    body: Callable[..., Any],
+    carry: Any,
+    *,
+    max_steps: int | None = None,
+    driver: str | None = None,
+) -> Any:
+    """``while test(*carry): carry = body(*carry)``, recordable; returns the last carry.
+
+    The carried arrays are copied first, so that the caller's stay as they are.
+
+    Args:
+        test: Takes the carried arrays, returns one Bool on the device.
+        body: Takes the carried arrays, returns as many of the same shapes, in any order.
+        carry: An array, or a tuple or list of arrays.
+        max_steps: End after so many runs of the body; None is no bound.
+        driver: Name of the driver; None chooses as ``select`` does.
+
+    Returns:
+        The carry after the loop, structured as ``carry``.
+
+    Raises:
+        PredicateError: ``test`` does not return one Bool on the device.
+        SignatureMismatch: ``body`` returns another structure or other shapes.
+        ArgumentError: ``max_steps`` is not a positive integer.
+        UnsupportedByDriver: The driver has no conditionals.
+    """
+    runtime = select(driver)
+    if max_steps is not None:
+        _positive("max_steps", max_steps)
+    state = [_copy(runtime, array) for array in _leaves(carry)]
+    graph = _capturing(runtime)
+    if graph is None:
+        steps = 0
+        while (max_steps is None or steps < max_steps) and runtime.conditional_read(test(*state)):
+            state = _step(body, state, carry)
+            steps += 1
+        return _rebuild(carry, state)
+    predicate = _copy(runtime, test(*state))
+    with graph.while_loop(predicate, max_steps=max_steps) as loop:
+        _assign(runtime, state, _step(body, state, carry))
+        runtime.array_copy(predicate, test(*state))
+        loop.condition(predicate)
+    return _rebuild(carry, state)
+
+
+def _capturing(runtime: Runtime) -> ConditionalMethods | None:
+    for graph in reversed(registry.capturing_here()):
+        if isinstance(graph, ConditionalMethods) and graph._runtime is runtime:
+            return graph
+    device = runtime.resolve_device()
+    if runtime.can("graph_capturing") and runtime.graph_capturing(device):
+        stream = runtime.current_stream(device)
+        return _Foreign(runtime, runtime.graph_adopt(stream, "another library"))
+    return None
+
+
+def _step(body: Callable[..., Any], state: Sequence[Any], carry: Any) -> list[Any]:
+    result = body(*state)
+    _same_structure(carry, result, "carry", "body(*carry)")
+    return _leaves(result)
+
+
+def _assign(runtime: Runtime, state: Sequence[Any], values: Sequence[Any]) -> None:
+    """``state[:] = values`` at once: a value may be (part of) another carried array."""
+    safe = [
+        _copy(runtime, value)
+        if any(value is not target and runtime.array_overlap(value, target) for target in state)
+        else value
+        for value in values
+    ]
+    for target, value in zip(state, safe, strict=True):
+        if value is not target:
+            _store(runtime, target, value)
+
+
+def _copy(runtime: Runtime, array: Any) -> Any:
+    if array is None:
+        return None
+    result = runtime.array_like(array)
+    runtime.array_copy(result, array)
+    return result
+
+
+def _store(runtime: Runtime, destination: Any, source: Any) -> None:
+    if destination is not None:
+        runtime.array_copy(destination, source)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _rebuild(like: Any, leaves: Sequence[Any]) -> Any:
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*leaves)
+    if isinstance(like, tuple | list):
+        return type(like)(leaves)
+    return leaves[0]
+
+
+def _same_structure(first: Any, second: Any, first_name: str, second_name: str) -> None:
+    differences = []
+    if isinstance(first, tuple | list) != isinstance(second, tuple | list):
+        differences.append(
+            f"{second_name}: {first_name} gives {type(first).__name__}, got {type(second).__name__}"
+        )
+    elif len(_leaves(first)) != len(_leaves(second)):
+        differences.append(
+            f"len({second_name}): {first_name} gives {len(_leaves(first))}, "
+            f"got {len(_leaves(second))}"
+        )
+    else:
+        for place, (one, two) in enumerate(zip(_leaves(first), _leaves(second), strict=True)):
+            here, there = (_shape(cast("Any", array)) for array in (one, two))
+            if here != there:
+                differences.append(
+                    f"{second_name}[{place}].shape: {first_name} gives {here}, got {there}"
+                )
+    if differences:
+        raise SignatureMismatch(
+            doing="comparing",
+            subject=f"{first_name} and {second_name}",
+            differences=differences,
+            remedy="Return the same number of arrays of the same shapes from both.",
+        )
+
+
+def _shape(array: Any) -> object:
+    if array is None:
+        return None
+    shape = getattr(array, "shape", None)
+    return tuple(shape) if shape is not None else "unknown"

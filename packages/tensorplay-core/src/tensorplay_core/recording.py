@@ -1,0 +1,233 @@
+"""How a graph captures: begin, end, and the unwinding of whatever breaks between them."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+
+from . import reclaim, registry
+from .conditional import Body, ConditionalMethods
+from .errors import ArgumentError, ConditionalError, EmptyCapture, GraphStateError
+from .pool import SharedPool, acquire
+from .protocols import (
+    CAPTURE_MODES,
+    Capture,
+    CaptureMode,
+    CaptureOptions,
+    Device,
+    Executable,
+    Template,
+)
+
+__all__ = ["CaptureMethods"]
+
+
+class CaptureMethods(ConditionalMethods, ABC):
+    """The capturing part of a graph, and the states it goes through."""
+
+    _device: Device | None
+    _keep_graph: bool
+    _closed: bool
+    _serial: int
+    _generators: tuple[object, ...]
+
+    def _forget(self) -> None:
+        self._capture: Capture | None = None
+        self._template: Template | None = None
+        self._executable: Executable | None = None
+        self._shared_pool: SharedPool | None = None
+        self._bodies: list[Body] = []
+        self._poisoned: BaseException | None = None
+        self._retained: list[object] = []
+        self._thread: int | None = None
+        self.__dict__.pop("replay", None)
+
+    def __repr__(self) -> str:
+        place = f" on {self._device}" if self._device is not None else ""
+        nodes = f", {self._template.node_count} nodes" if self._template is not None else ""
+        return f"<CUDAGraph #{self._serial}{place} by {self._runtime.name}: {self._state()}{nodes}>"
+
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        if self._capture is not None:
+            return "capturing"
+        if self._executable is not None:
+            return "ready"
+        return "captured" if self._template is not None else "empty"
+
+    def capture_begin(
+        self,
+        pool: object = None,
+        capture_error_mode: CaptureMode = "global",
+        stream: object = None,
+    ) -> None:
+        """Begins the capture: work of this thread on the capture stream is recorded, not run.
+
+        It waits for the device first. The capture stream is current in this thread until
+        ``capture_end``.
+
+        Args:
+            pool: None for a private pool; an id of ``graph_pool_handle()``, another graph, its
+                ``pool_id``, or the framework's pool object, to share that pool.
+            capture_error_mode: ``"global"`` fails the capture at an unsafe call of any thread,
+                ``"thread_local"`` of this thread only, ``"relaxed"`` of none.
+            stream: The stream to capture on; None is a side stream, the same for one pool. The
+                legacy default stream cannot capture.
+
+        Raises:
+            GraphStateError: The graph is capturing, already captured, or closed.
+            ArgumentError: No such capture mode.
+            PoolMismatch: The pool is another driver's or on another device.
+            CaptureError: The stream cannot capture.
+        """
+        self._begin(pool, capture_error_mode, stream, CaptureOptions())
+
+    def _begin(
+        self, pool: object, mode: CaptureMode, stream: object, options: CaptureOptions
+    ) -> None:
+        if mode not in CAPTURE_MODES:
+            raise ArgumentError(
+                doing="beginning the capture of",
+                subject=repr(self),
+                met=f"capture_error_mode is {mode!r}",
+                remedy=f"Pass one of {', '.join(map(repr, CAPTURE_MODES))}.",
+            )
+        if self._state() != "empty":
+            raise self._wrong_state(
+                "beginning the capture of", "Call reset() first, or capture into a new CUDAGraph."
+            )
+        runtime = self._runtime
+        device = self._device if self._device is not None else runtime.resolve_device(None)
+        shared = acquire(runtime, pool, device)
+        reclaim.hold()
+        try:
+            if stream is None:
+                stream = runtime.side_stream(device, shared.pool)
+            self._capture = runtime.graph_begin(
+                device,
+                stream,
+                shared.pool,
+                mode,
+                CaptureOptions(
+                    track_operands=options.track_operands,
+                    check_input_liveness=options.check_input_liveness,
+                    enable_annotations=options.enable_annotations,
+                    generators=self._generators,
+                ),
+            )
+        except BaseException:
+            shared.release()
+            reclaim.release()
+            raise
+        self._device, self._shared_pool = device, shared
+        self._thread = threading.get_ident()
+        registry.enter_capture(self)
+
+    def _move(self, device: object) -> None:
+        """Binds an empty graph to ``device``."""
+        if self._state() == "empty":
+            self._device = self._runtime.resolve_device(device)
+
+    def capture_end(self) -> None:
+        """Ends the capture and instantiates it (unless ``keep_graph``), so no replay pays for it.
+
+        Raises:
+            GraphStateError: No capture is under way, or another thread began it.
+            ConditionalError: A conditional body is open or failed.
+            UnjoinedWork: A forked stream was not joined.
+            CaptureInvalidated: An illegal call broke the capture.
+            EmptyCapture: Nothing was recorded.
+        """
+        self._end(allow_empty=False)
+
+    def _end(self, *, allow_empty: bool) -> None:
+        capture = self._capture
+        if capture is None:
+            raise self._wrong_state("ending the capture of", "Call capture_begin() first.")
+        if self._thread != threading.get_ident():
+            raise GraphStateError(
+                doing="ending the capture of",
+                subject=repr(self),
+                met="another thread began it",
+                remedy="End it in that thread: the capture stream is current there.",
+            )
+        refused = self._unfinished_bodies()
+        if refused is not None:
+            self._abort(refused)
+            raise refused
+        try:
+            template = self._runtime.graph_end(capture)
+        except BaseException:
+            self._leave(completed=False)
+            raise
+        self._template = template
+        self._leave(completed=True)
+        try:
+            self._accept(template, allow_empty=allow_empty)
+        except BaseException:
+            self.reset()
+            raise
+
+    def _accept(self, template: Template, *, allow_empty: bool) -> None:
+        if template.node_count == 0 and not allow_empty:
+            raise EmptyCapture(
+                doing="ending the capture of",
+                subject=repr(self),
+                met="nothing was recorded",
+                remedy="Issue the work inside the capture, on its stream and device "
+                "(another device's or stream's work is not recorded), or pass allow_empty=True.",
+            )
+        for owned in self._retained:
+            template.retain(owned)
+        if not self._keep_graph:
+            self.instantiate()
+
+    def _unfinished_bodies(self) -> ConditionalError | None:
+        if self._poisoned is not None:
+            met = f"a conditional body failed with {type(self._poisoned).__name__}"
+        elif self._bodies:
+            met = f"{len(self._bodies)} conditional bodies are open, the {self._bodies[-1]!r} last"
+        else:
+            return None
+        error = ConditionalError(
+            doing="ending the capture of",
+            subject=repr(self),
+            met=met,
+            remedy="Close each body before the capture ends; the capture was discarded.",
+        )
+        error.__cause__ = self._poisoned
+        return error
+
+    def _leave(self, *, completed: bool) -> None:
+        self._capture = None
+        self._bodies = []
+        registry.leave_capture(self, completed=completed)
+        if not completed:
+            if self._shared_pool is not None:
+                self._shared_pool.release()
+            self._forget()
+        reclaim.release()
+
+    def _abort(self, error: BaseException | None) -> None:
+        """Discards the capture under way, if there is one."""
+        if self._capture is not None:
+            self._runtime.graph_abort(self._capture, error)
+            self._leave(completed=False)
+
+    @abstractmethod
+    def instantiate(self) -> None:
+        """Makes what was captured executable."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the graph for good."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Destroys what was captured."""
+
+    def _wrong_state(self, doing: str, remedy: str) -> GraphStateError:
+        return GraphStateError(
+            doing=doing, subject=repr(self), met=f"it is {self._state()}", remedy=remedy
+        )
