@@ -47,7 +47,10 @@ class Workbench(Protocol):
         ...
 
     def write(self, buffer: Any, values: Sequence[float]) -> None:
-        """Waits for the device, then sets the values from the host: fresh input, never recorded."""
+        """Waits for the device, then sets the values from the host: fresh input, never recorded.
+
+        Also of a flag (0.0 or 1.0) or an index. Inside a capture the driver refuses it.
+        """
         ...
 
     def copy_(self, destination: Any, source: Any) -> None:

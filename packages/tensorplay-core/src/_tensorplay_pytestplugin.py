@@ -1,0 +1,135 @@
+"""The pytest plugin: ``--tensorplay-driver``, the fixtures of the conformance suite, ``needs``.
+
+It is loaded in every pytest run where tensorplay-core is installed, so it stands outside the
+package and imports nothing of it until a test uses ``runtime`` or a driver is asked for by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tensorplay_core.runtime import Runtime
+    from tensorplay_core.testing.workbench import Workbench
+
+__all__ = ["runtime", "stream", "workbench"]
+
+_NAMES = pytest.StashKey[tuple[str, ...]]()
+
+pytest.register_assert_rewrite("tensorplay_core.testing.suite", "tensorplay_core.testing.oracle")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the two options."""
+    group = parser.getgroup("tensorplay", "graph drivers")
+    group.addoption(
+        "--tensorplay-driver",
+        action="append",
+        metavar="NAME",
+        help="run tests that use the `runtime` fixture on this driver; repeatable. A driver that "
+        "cannot work here is an error. Default: every installed driver that can.",
+    )
+    group.addoption(
+        "--tensorplay-device",
+        metavar="DEVICE",
+        help="device of the `workbench` fixture, in the driver's own words. Default: the current.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marker, and resolves drivers asked for by name at once: late is too late."""
+    config.addinivalue_line("markers", "needs(*hooks): needs a driver that implements these hooks")
+    if config.getoption("--tensorplay-driver"):
+        _names(config)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Names the drivers asked for, with what they stand on."""
+    return _lines(config) if config.getoption("--tensorplay-driver") else []
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Names the drivers found, once it is known that a test uses them."""
+    asked = config.getoption("--tensorplay-driver")
+    return _lines(config) if _NAMES in config.stash and not asked else []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs each test that uses ``runtime`` once a driver."""
+    if "runtime" in metafunc.fixturenames:
+        names = _names(metafunc.config)
+        metafunc.parametrize("runtime", names, indirect=True, scope="session")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose driver lacks a hook that the test needs."""
+    hooks = [hook for mark in item.iter_markers("needs") for hook in mark.args]
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if not hooks or "runtime" not in parameters:
+        return
+    from tensorplay_core.runtime import NOUNS, select
+
+    chosen = select(parameters["runtime"])
+    for hook in hooks:
+        if not any(hook in noun for noun in NOUNS.values()):
+            pytest.fail(f"needs({hook!r}): there is no hook of that name", pytrace=False)
+        if not chosen.can(hook):
+            pytest.skip(f"driver {chosen.name!r} lacks {hook}")
+
+
+@pytest.fixture(scope="session")
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    """The runtime of one driver: of each asked for by name, else of each that works here."""
+    from tensorplay_core.runtime import select
+
+    return select(request.param)
+
+
+@pytest.fixture(scope="session")
+def workbench(runtime: Runtime, pytestconfig: pytest.Config) -> Workbench:
+    """The driver's neutral work, on the device asked for."""
+    from tensorplay_core.discovery import find_workbench
+
+    device = runtime.resolve_device(pytestconfig.getoption("--tensorplay-device"))
+    made: Workbench = find_workbench(runtime.name)(runtime, device)
+    return made
+
+
+@pytest.fixture
+def stream(workbench: Workbench) -> Iterator[Any]:
+    """A new stream, made current for the length of the test."""
+    made = workbench.stream()
+    with workbench.on(made):
+        yield made
+
+
+def _names(config: pytest.Config) -> tuple[str, ...]:
+    if _NAMES not in config.stash:
+        config.stash[_NAMES] = _resolve(config.getoption("--tensorplay-driver"))
+    return config.stash[_NAMES]
+
+
+def _resolve(asked: list[str] | None) -> tuple[str, ...]:
+    from tensorplay_core import discovery
+    from tensorplay_core.errors import DriverError
+
+    if not asked:
+        return tuple(one.name for one in discovery.find_drivers() if one.reason is None)
+    try:
+        return tuple(dict.fromkeys(discovery.choose(name).name for name in asked))
+    except DriverError as error:
+        raise pytest.UsageError(f"--tensorplay-driver: {error}") from error
+
+
+def _lines(config: pytest.Config) -> list[str]:
+    from tensorplay_core.runtime import select
+
+    lines = []
+    for name in _names(config):
+        facts = select(name).describe() if select(name).can("describe") else {}
+        lines.append(f"tensorplay driver {name}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
+    return lines
