@@ -34,7 +34,8 @@ from .errors import (
     UnknownDriver,
     UnsupportedByDriver,
 )
-from .graph import CUDAGraph, export_dot, is_current_stream_capturing
+from .graph import CUDAGraph, is_current_stream_capturing
+from .inspection import export_dot
 from .pool import graph_pool_handle
 from .protocols import PoolStatistics, SupportsCudaStream
 from .registry import close_all

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from . import pictures, reclaim, registry
-from .errors import GraphStateError
-from .pool import SharedPool
-from .protocols import Device, Executable, PoolStatistics, Template
-from .recording import CaptureMethods
+from . import reclaim, registry
+from .errors import ArgumentTypeError
+from .inspection import InspectionMethods
+from .protocols import Device, Executable, StagePlan, Update
 from .runtime import Runtime, select
-from .topology import Topology
+from .staging import ConvertingStage
 
-__all__ = ["CUDAGraph", "export_dot", "is_current_stream_capturing"]
+__all__ = ["CUDAGraph", "is_current_stream_capturing"]
 
 
-class CUDAGraph(CaptureMethods):
+class CUDAGraph(InspectionMethods):
     """GPU (or host) work, recorded once and replayed for the price of a launch.
 
     Most users capture with ``with graph(g): ...``; the methods below are what that does.
@@ -63,6 +62,7 @@ class CUDAGraph(CaptureMethods):
                 return
             executable = self._runtime.graph_instantiate(self._template)
             before, self._executable = self._executable, executable
+            self._staged = None
             # The driver's closure itself, not a method around it: each frame costs 50 ns a replay.
             self.__dict__["replay"] = executable.launch
         if before is not None:
@@ -80,11 +80,97 @@ class CUDAGraph(CaptureMethods):
             StaleGraph: Memory that it reads has died or moved (where the capture asked to check).
             DriverCallFailed: The driver refused the launch.
         """
+        self._ready().launch(stream)
+
+    def _ready(self) -> Executable:
         if self._executable is None:
             if self._template is None:
                 raise self._wrong_state("replaying", "Capture it first: with graph(g): ...")
             self.instantiate()
-        cast("Executable", self._executable).launch(stream)
+        return cast("Executable", self._executable)
+
+    def stage_and_launch(
+        self, static_inputs: Sequence[Any], inputs: Sequence[Any], *, stream: object = None
+    ) -> None:
+        """Copies every input onto its static buffer and replays, in one crossing.
+
+        Contiguous inputs of the buffer's dtype and device take the driver's copy kernel; others
+        (another dtype, other strides, the host, another device) take full copies ahead of it. An
+        input that is its own static buffer is not copied. Sources may be changed or freed at once.
+
+        Args:
+            static_inputs: Buffers that the graph reads.
+            inputs: As many arrays, of the same shapes.
+            stream: Where to copy and launch; None is the current stream.
+
+        Raises:
+            SignatureMismatch: The count or a shape differs; nothing was copied or launched.
+            GraphStateError: Nothing was captured.
+        """
+        staged = self._staged
+        if staged is None or not staged.serves(static_inputs):
+            staged = self._staged = ConvertingStage(
+                self._runtime,
+                self._ready(),
+                static_inputs,
+                device=self._device,
+                subject=repr(self),
+            )
+        staged(inputs, stream)
+
+    def stage(self, static_inputs: Sequence[Any], results: Sequence[Any] = ()) -> StagePlan:
+        """Prepares staged launches for a hot loop: ``plan = g.stage(...)``, then ``plan(inputs)``.
+
+        The plan is strict on count, shape, strides, dtype and device, and returns copies of
+        ``results`` that later launches do not change.
+
+        Args:
+            static_inputs: Buffers that the graph reads.
+            results: Buffers that the graph writes.
+
+        Raises:
+            GraphStateError: Nothing was captured.
+            UnsupportedByDriver: The driver cannot stage.
+        """
+        return self._runtime.stage(self._ready(), static_inputs, results)
+
+    def update(self, other: CUDAGraph) -> Update:
+        """Makes this graph run what ``other`` captured, keeping the executable where it can.
+
+        ``other`` is consumed: it is empty afterwards.
+
+        Returns:
+            Whether the executable was refreshed in place, and if not, why a new one was made.
+
+        Raises:
+            ArgumentTypeError: ``other`` is no graph, this one, or of another driver.
+            GraphStateError: Either graph was not captured.
+        """
+        if not isinstance(other, CUDAGraph) or other is self or other._runtime is not self._runtime:
+            raise ArgumentTypeError(
+                doing="updating",
+                subject=repr(self),
+                met=f"the other graph is {other!r}",
+                remedy="Pass another captured graph of the same driver.",
+            )
+        executable, template = self._ready(), other._captured("updating from")
+        result = self._runtime.graph_update(executable, template)
+        old_template, old_pool = self._template, self._shared_pool
+        self._template, self._shared_pool = template, other._shared_pool
+        self._staged = None
+        other_executable = other._executable
+        other._forget()
+        if other_executable is not None:
+            reclaim.dispose(other_executable.close)
+        if not result.in_place:
+            self._executable = None
+            reclaim.dispose(executable.close)
+            self.instantiate()
+        if old_template is not None:
+            reclaim.dispose(old_template.close)
+        if old_pool is not None:
+            old_pool.release()
+        return result
 
     def upload(self, stream: object = None) -> None:
         """Moves the executable to the device, so that the first replay does not have to.
@@ -92,8 +178,7 @@ class CUDAGraph(CaptureMethods):
         Raises:
             GraphStateError: Nothing was captured.
         """
-        self.instantiate() if self._executable is None else None
-        cast("Executable", self._executable).upload(stream)
+        self._ready().upload(stream)
 
     def retain(self, obj: object) -> None:
         """Keeps ``obj`` (a module, a kernel, a host buffer) alive as long as the graph can run.
@@ -153,80 +238,6 @@ class CUDAGraph(CaptureMethods):
         if "_lock" in self.__dict__:
             self.close()
 
-    @property
-    def pool_id(self) -> Hashable:
-        """Id of the memory pool that the graph was captured against.
-
-        Raises:
-            GraphStateError: Nothing was captured.
-        """
-        return self._pool("reading the pool of").id
-
-    def pool(self) -> Hashable:
-        """The same as ``pool_id``."""
-        return self.pool_id
-
-    @property
-    def memory(self) -> PoolStatistics:
-        """Memory of the graph's pool now, in bytes (shared with the graphs that share the pool).
-
-        Raises:
-            GraphStateError: Nothing was captured.
-        """
-        return self._pool("reading the memory of").statistics()
-
-    def _pool(self, doing: str) -> SharedPool:
-        if self._shared_pool is None:
-            raise self._wrong_state(doing, "Capture it first: with graph(g): ...")
-        return self._shared_pool
-
-    @property
-    def topology(self) -> Topology:
-        """Nodes, names, edges and conditional bodies of what was captured.
-
-        Raises:
-            GraphStateError: Nothing was captured.
-        """
-        return self._runtime.graph_topology(self._captured("reading the topology of"))
-
-    def raw_cuda_graph(self) -> Any:
-        """The native graph (on CUDA a ``cudaGraph_t`` as int), which stays this object's.
-
-        Raises:
-            GraphStateError: Nothing was captured.
-        """
-        return self._captured("reading the native graph of").raw()
-
-    def raw_cuda_graph_exec(self) -> Any:
-        """The native executable (on CUDA a ``cudaGraphExec_t`` as int), which stays this object's.
-
-        Raises:
-            GraphStateError: The graph was not instantiated.
-        """
-        if self._executable is None:
-            raise self._wrong_state("reading the native executable of", "Call instantiate() first.")
-        return self._executable.raw()
-
-    def enable_debug_mode(self) -> None:
-        """``debug_dump`` from here on writes the full attributes of every node."""
-        self._debug = True
-
-    def debug_dump(self, path: str) -> None:
-        """Writes the driver's own DOT form of the graph to ``path``.
-
-        Raises:
-            GraphStateError: Nothing was captured.
-            OSError: The file cannot be written.
-        """
-        text = self._runtime.graph_dot(self._captured("dumping"), self._debug)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def _captured(self, doing: str) -> Template:
-        if self._template is None:
-            raise self._wrong_state(doing, "Capture it first: with graph(g): ...")
-        return self._template
-
 
 def is_current_stream_capturing(*, driver: str | None = None) -> bool:
     """True if this thread's current stream is capturing, whichever library began the capture.
@@ -236,32 +247,3 @@ def is_current_stream_capturing(*, driver: str | None = None) -> bool:
     """
     runtime = select(driver)
     return runtime.graph_capturing(runtime.resolve_device(None))
-
-
-def export_dot(
-    path: str | None = None, *, graph: CUDAGraph | None = None, verbose: bool = True
-) -> str:
-    """The graph as DOT text: nodes with their names, edges, conditional bodies as clusters.
-
-    Args:
-        path: Also write it there.
-        graph: The graph; None is the one whose capture completed last, if it is still alive.
-        verbose: Give the attributes of nodes (grid, block, bytes), not only their names.
-
-    Raises:
-        GraphStateError: There is no such graph, or nothing was captured into it.
-        OSError: The file cannot be written.
-    """
-    chosen = graph if graph is not None else registry.last_captured()
-    if not isinstance(chosen, CUDAGraph):
-        raise GraphStateError(
-            doing="exporting",
-            subject="the last captured graph",
-            met="none is alive",
-            remedy="Capture one and keep it, or pass graph=g.",
-        )
-    text = pictures.to_dot(chosen.topology, verbose=verbose)
-    if path is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    return text

@@ -18,6 +18,7 @@ from .protocols import (
     Executable,
     Template,
 )
+from .staging import ConvertingStage
 
 __all__ = ["CaptureMethods"]
 
@@ -35,6 +36,7 @@ class CaptureMethods(ConditionalMethods, ABC):
         self._capture: Capture | None = None
         self._template: Template | None = None
         self._executable: Executable | None = None
+        self._staged: ConvertingStage | None = None
         self._shared_pool: SharedPool | None = None
         self._bodies: list[Body] = []
         self._poisoned: BaseException | None = None

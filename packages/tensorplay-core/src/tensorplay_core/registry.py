@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import threading
 import weakref
 from typing import Protocol
 
 from . import reclaim
+from .errors import TensorplayError
 
 __all__ = ["capturing_here", "close_all", "enter_capture", "last_captured", "leave_capture"]
 
@@ -21,6 +23,7 @@ class Registered(Protocol):
         ...
 
 
+log = logging.getLogger(__name__)
 _serials = itertools.count(1)
 _graphs: dict[int, weakref.ref[Registered]] = {}
 _here = threading.local()
@@ -66,9 +69,15 @@ def last_captured() -> Registered | None:
 
 
 def close_all() -> None:
-    """Closes every live graph, newest first. Safe at interpreter exit; idempotent."""
+    """Closes every live graph, newest first. Safe at interpreter exit; idempotent.
+
+    A graph that another thread is capturing cannot be closed from here; it is left, and logged.
+    """
     for graph in reversed(live()):
-        graph.close()
+        try:
+            graph.close()
+        except TensorplayError:
+            log.exception("a graph could not be closed")
     reclaim.drain()
 
 

@@ -121,6 +121,12 @@ class Runtime:
     def resolve_stream(self, stream: object, device: Device) -> int:
         return cast("int", self._call("resolve_stream", stream=stream, device=device))
 
+    def using_stream(self, stream: object, device: Device) -> AbstractContextManager[None]:
+        return cast(
+            "AbstractContextManager[None]",
+            self._call("using_stream", stream=stream, device=device),
+        )
+
     def array_like(self, array: Any) -> Any:
         return self._call("array_like", array=array)
 

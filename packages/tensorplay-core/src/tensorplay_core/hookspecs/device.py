@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tensorplay_core.protocols import Device, Executable, StagePlan
@@ -43,6 +44,11 @@ def tensorplay_resolve_stream(stream: object, device: Device) -> int:
 
     Raises ArgumentTypeError for what is no stream.
     """
+
+
+@hookspec(firstresult=True)
+def tensorplay_using_stream(stream: object, device: Device) -> AbstractContextManager[None]:
+    """Makes ``stream`` current in this thread while entered. It may be the legacy stream."""
 
 
 @hookspec(firstresult=True)

@@ -1,0 +1,97 @@
+"""How fresh inputs reach a graph's static buffers, and its results leave, in one crossing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+from .errors import SignatureMismatch
+from .protocols import Device, Executable, StagePlan
+from .runtime import Runtime
+from .signature import ArrayFacts, facts, shape_differences
+
+__all__ = ["ConvertingStage"]
+
+
+class ConvertingStage:
+    """The staging behind ``stage_and_launch``: a strict plan, and full copies where it says no.
+
+    Args:
+        runtime: The runtime of the graph.
+        executable: What is launched.
+        static_inputs: The graph's buffers.
+        device: The graph's device.
+        subject: What errors call the graph.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        executable: Executable,
+        static_inputs: Sequence[Any],
+        *,
+        device: Device,
+        subject: str,
+    ) -> None:
+        self._runtime, self._executable, self._subject = runtime, executable, subject
+        self._device = device
+        self._static = tuple(static_inputs)
+        self._captured: tuple[ArrayFacts, ...] = tuple(facts(array) for array in self._static)
+        self._plan: StagePlan = runtime.stage(executable, self._static, ())
+
+    def serves(self, static_inputs: Sequence[Any]) -> bool:
+        """True if it was made for these very buffers."""
+        static = self._static
+        return len(static_inputs) == len(static) and all(map(is_, static_inputs, static))
+
+    def __call__(self, inputs: Sequence[Any], stream: object) -> None:
+        """Copies ``inputs`` into the buffers and launches, on ``stream``.
+
+        Raises:
+            SignatureMismatch: Their count or a shape differs; nothing was changed.
+        """
+        try:
+            self._plan(inputs, stream=stream)
+        except SignatureMismatch:
+            self._convert(inputs, stream)
+
+    def _convert(self, inputs: Sequence[Any], stream: object) -> None:
+        found = shape_differences(self._captured, inputs)
+        if found:
+            raise SignatureMismatch(
+                differences=found,
+                subject=self._subject,
+                doing="staging inputs for",
+                remedy="Pass one input a static buffer, of its shape; dtype, strides and device "
+                "are converted.",
+            ) from None
+        runtime = self._runtime
+        if stream is None:
+            self._copy_and_launch(inputs)
+        else:
+            with runtime.using_stream(stream, self._device):
+                self._copy_and_launch(inputs)
+
+    def _copy_and_launch(self, inputs: Sequence[Any]) -> None:
+        for static, source in zip(self._static, self._apart(inputs), strict=True):
+            if source is not static:
+                self._runtime.array_copy(static, source)
+        self._executable.launch()
+
+    def _apart(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, with copies of those that an earlier copy of this call would overwrite."""
+        runtime = self._runtime
+        apart = []
+        for place, source in enumerate(inputs):
+            overwritten = self._static[: place + 1]
+            if source is not self._static[place] and any(
+                runtime.array_overlap(source, static) for static in overwritten
+            ):
+                # Of the buffer's form, which the source's shape equals: a source of another
+                # library is brought over on the way.
+                copy = runtime.array_like(self._static[place])
+                runtime.array_copy(copy, source)
+                source = copy
+            apart.append(source)
+        return apart
