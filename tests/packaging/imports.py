@@ -14,6 +14,7 @@ BASE = {
     "tensorplay_torch": "torch",
     "tensorplay_adapt": "torch",
     "tensorplay_cupy": None,
+    "_tensorplay_pytestplugin": "pytest",
 }
 # Inside a base, still too heavy to be paid by an import.
 HEAVY = ("torch._dynamo", "torch._inductor", "torch.onnx")
@@ -27,7 +28,7 @@ def foreign(package: str) -> list[str]:
     before = set(sys.modules)
     importlib.import_module(package)
     added = set(sys.modules) - before
-    may = OURS | sys.stdlib_module_names | {base}
+    may = sys.stdlib_module_names | {base, package} | (OURS if package in OURS else set())
     return sorted(
         name for name in added if name.partition(".")[0] not in may or name.startswith(HEAVY)
     )

@@ -21,7 +21,14 @@ runpy.run_path({str(CHECK)!r}, run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    "package", ["tensorplay_core", "tensorplay_torch", "tensorplay_adapt", "tensorplay_cupy"]
+    "package",
+    [
+        "tensorplay_core",
+        "tensorplay_torch",
+        "tensorplay_adapt",
+        "tensorplay_cupy",
+        "_tensorplay_pytestplugin",  # in every pytest run where core is installed
+    ],
 )
 def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
     done = check(package)
