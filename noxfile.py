@@ -133,6 +133,7 @@ def alone(session: nox.Session, package: str) -> None:
     session.chdir(session.create_tmp())
     session.run("python", "-I", check, f"tensorplay_{package}")
     if package == "core":
+        session.run("python", "-I", check, "tensorplay_core.drivers.host")
         session.run("python", "-m", "tensorplay_core")
 
 

@@ -28,7 +28,8 @@ def foreign(package: str) -> list[str]:
     before = set(sys.modules)
     importlib.import_module(package)
     added = set(sys.modules) - before
-    may = sys.stdlib_module_names | {base, package} | (OURS if package in OURS else set())
+    root = package.partition(".")[0]
+    may = sys.stdlib_module_names | {base, root} | (OURS if root in OURS else set())
     return sorted(
         name for name in added if name.partition(".")[0] not in may or name.startswith(HEAVY)
     )

@@ -24,6 +24,7 @@ runpy.run_path({str(CHECK)!r}, run_name="__main__")
     "package",
     [
         "tensorplay_core",
+        "tensorplay_core.drivers.host",
         "tensorplay_torch",
         "tensorplay_adapt",
         "tensorplay_cupy",
