@@ -76,6 +76,10 @@ class Recording:
         """Launches the graph once and runs the program eagerly once."""
         self.graph.replay(stream)
         self.bench.synchronize()
+        self.mirror_once()
+
+    def mirror_once(self) -> None:
+        """Runs the program eagerly once."""
         self.mirror.prepare()
         run(self.mirror, Eager(self.bench))
 

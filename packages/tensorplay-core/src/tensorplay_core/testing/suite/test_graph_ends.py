@@ -1,0 +1,192 @@
+"""Of a graph's life: states, ends in any order, what it owns, the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from tensorplay_core import close_all
+from tensorplay_core.errors import GraphStateError, StaleGraph
+from tensorplay_core.testing.facade import Facade
+from tensorplay_core.testing.oracle import churn
+from tensorplay_core.testing.workbench import Workbench
+
+from .checks import captures_again, four_parts, unchanged
+
+
+class _Owned:
+    """Something that can be seen to die."""
+
+
+# states
+
+
+def test_a_graph_may_capture_again_after_a_reset(workbench: Workbench, facade: Facade) -> None:
+    total, made = workbench.buffer([0.0]), facade.new()
+    for step in (1.0, 10.0, 100.0):
+        with facade.capture(made):
+            workbench.add_(total, step)
+        made.replay()
+        made.reset()
+        made.reset()
+    assert workbench.read(total) == [111.0]
+
+
+def test_a_closed_graph_is_closed_for_good(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0])
+    made = facade.record(lambda: workbench.add_(total, 1.0))
+    made.close()
+    made.close()
+    made.reset()
+    for use in (made.replay, made.capture_begin, made.instantiate, made.upload):
+        with unchanged(facade), pytest.raises(GraphStateError) as caught:
+            use()
+        four_parts(caught.value)
+    assert workbench.read(total) == [0.0]
+
+
+def test_ends_come_in_any_order(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0])
+    pool = facade.pool()
+    three = [facade.record(lambda: workbench.add_(total, 1.0), pool) for _ in range(3)]
+    three[1].close()
+    three[0].replay()
+    three[2].replay()
+    three[0].reset()
+    three[2].replay()
+    three[2].close()
+    assert workbench.read(total) == [3.0]
+
+
+def test_a_graph_is_closed_from_another_thread(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0])
+    made = facade.record(lambda: workbench.add_(total, 1.0))
+    made.replay()
+    other = threading.Thread(target=made.close)
+    other.start()
+    other.join()
+    with pytest.raises(GraphStateError):
+        made.replay()
+    assert workbench.read(total) == [1.0]
+
+
+def test_a_graph_may_end_during_the_capture_of_another(
+    workbench: Workbench, facade: Facade
+) -> None:
+    total, captured = workbench.buffer([0.0]), facade.new()
+    closed = facade.record(lambda: workbench.add_(total, 1.0))
+    dropped = [facade.record(lambda: workbench.double(total))]
+    with facade.capture(captured):
+        workbench.add_(total, 10.0)
+        closed.close()
+        dropped.clear()
+        gc.collect()
+        workbench.add_(total, 100.0)
+    captured.replay()
+    assert workbench.read(total) == [110.0]
+    captures_again(facade)
+
+
+def test_close_all_closes_every_graph(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0])
+    made = [facade.record(lambda: workbench.add_(total, 1.0)) for _ in range(3)]
+    close_all()
+    close_all()
+    for one in made:
+        with pytest.raises(GraphStateError):
+            one.replay()
+    captures_again(facade)
+
+
+# what a graph owns
+
+
+def test_a_graph_owns_what_it_reads(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0, 0.0])
+    operands = [workbench.buffer([1.0, 2.0]), workbench.buffer([30.0, 40.0])]
+
+    def work() -> None:
+        workbench.add_(total, operands[0])
+        workbench.add_(total, workbench.double(operands[1]))
+
+    made = facade.record(work)
+    operands.clear()
+    churn(workbench, length=2)
+    made.replay()
+    assert workbench.read(total) == [61.0, 82.0]
+
+
+def test_a_graph_owns_what_it_is_told_to_retain_until_its_end(
+    workbench: Workbench, facade: Facade
+) -> None:
+    total, made = workbench.buffer([0.0]), facade.new()
+    during, after = _Owned(), _Owned()
+    seen = [weakref.ref(during), weakref.ref(after)]
+    with facade.capture(made):
+        workbench.add_(total, 1.0)
+        made.retain(during)
+    made.retain(after)
+    del during, after
+    gc.collect()
+    assert None not in [ref() for ref in seen]
+    made.replay()
+    made.reset()
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+    with pytest.raises(GraphStateError) as caught:
+        made.retain(_Owned())
+    four_parts(caught.value)
+
+
+def test_a_graph_that_checks_liveness_refuses_to_read_the_dead(
+    workbench: Workbench, facade: Facade
+) -> None:
+    total, operand = workbench.buffer([0.0]), workbench.buffer([1.0])
+    made = facade.new()
+    with facade.capture(made, check_input_liveness=True):
+        workbench.add_(total, operand)
+    made.replay()
+    assert workbench.read(total) == [1.0]
+    del operand
+    gc.collect()
+    with unchanged(facade), pytest.raises(StaleGraph) as caught:
+        made.replay()
+    four_parts(caught.value)
+    assert workbench.read(total) == [1.0]
+
+
+def test_a_dropped_graph_gives_its_memory_back(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0] * 8)
+    before = workbench.live_bytes()
+    made = facade.new()
+    with facade.capture(made):
+        result = workbench.double(total)
+    made.replay()
+    workbench.synchronize()
+    del made, result
+    assert workbench.live_bytes() == before
+
+
+# the garbage collector
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was(
+    workbench: Workbench, facade: Facade, enabled: bool
+) -> None:
+    total, was, during = workbench.buffer([0.0]), gc.isenabled(), []
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with facade.capture(facade.new()):
+            workbench.add_(total, 1.0)
+            during.append(gc.isenabled())
+        assert gc.isenabled() is enabled
+        with pytest.raises(KeyError), facade.capture(facade.new()):
+            raise KeyError
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert during == [False]

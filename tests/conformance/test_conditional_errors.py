@@ -1,0 +1,1 @@
+from tensorplay_core.testing.suite.test_conditional_errors import *  # noqa: F403
