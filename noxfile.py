@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 
 import nox
 from nox.virtualenv import PassthroughEnv
@@ -26,13 +25,6 @@ NEEDS = {"core": (), "torch": ("core",), "adapt": ("core", "torch"), "cupy": ("c
 SOURCES = [ROOT / "packages" / f"tensorplay-{name}" / "src" for name in PACKAGES]
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 WHEELS = ROOT / ".wheels"
-VERSIONS = """
-import importlib.metadata, json, platform
-names = ("tensorplay-core", "torch", "cuda-bindings", "cupy-cuda13x", "cupy-cuda12x")
-have = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
-print(json.dumps({"python": platform.python_version(), **{n: have[n] for n in names if n in have}}))
-"""
-GPU_RESULTS = ROOT / "benchmarks" / "results" / "gpu-tests.json"
 SUITE = ("-c", "pyproject.toml", "--pyargs", "tensorplay_core.testing.suite")
 
 
@@ -60,10 +52,18 @@ def gpus() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
+def install_for_torch(session: nox.Session, name: str) -> None:
+    """The packages for PyTorch and a dependency group, with what a GPU needs where there is one."""
+    if not isinstance(session.virtualenv, PassthroughEnv):
+        extras = "[cuda13]" if gpus() else ""
+        local = packages("core", extras=extras) + packages("torch", "adapt")
+        install(session, *local, *group(name))
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Run an example on the CPU: `nox -s demo`, options after `--`."""
-    install(session, *packages("core", "torch", "adapt"), *group("demo"))
+    """Train a classifier from one graph, on the GPU if there is one; options after `--`."""
+    install_for_torch(session, "demo")
     session.run("python", "examples/digits.py", *session.posargs)
 
 
@@ -139,17 +139,19 @@ def alone(session: nox.Session, package: str) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks: `nox -s bench`, arguments of benchmarks/run.py after `--`."""
-    if not session.posargs and not gpus():
-        says = re.compile(r"^NEEDS_GPU\b.*= *True", re.MULTILINE)
-        files = sorted((ROOT / "benchmarks").glob("*.py"))
-        needing = [file.stem for file in files if says.search(file.read_text("utf-8"))]
-        session.error(
-            f"there is no NVIDIA GPU here, and these benchmarks need one: {', '.join(needing)}."
-            " Name one of the others: nox -s bench -- NAME"
-        )
-    install(session, *packages("core", "torch", "adapt"), *group("bench"))
+    """Run the benchmarks that this machine can: arguments of benchmarks/run.py after `--`.
+
+    `nox --no-venv -s bench` takes the environment as it is.
+    """
+    install_for_torch(session, "bench")
     session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Repeat captures and staged launches by the thousand: nothing grows, nothing slips."""
+    install_for_torch(session, "bench")
+    session.run("python", "benchmarks/soak.py", *session.posargs)
 
 
 @nox.session
@@ -163,7 +165,7 @@ def gpu(session: nox.Session) -> None:
         "tests": ("-m", "gpu", "tests"),
         "conformance": (*SUITE, "--tensorplay-driver=cuda", "--tensorplay-driver=torch"),
     }
-    if not (devices := gpus()):
+    if not gpus():
         for arguments in runs.values():
             print("python -m pytest", *arguments)
         session.error("there is no NVIDIA GPU here; the commands above are for a machine with one")
@@ -171,7 +173,7 @@ def gpu(session: nox.Session) -> None:
         local = packages("torch", "adapt") + packages("core", "cupy", extras="[cuda13]")
         install(session, *local, *group("test"))
     reports = pathlib.Path(session.create_tmp()).resolve()
-    suites, failed = {}, []
+    failed = []
     for name, arguments in runs.items():
         report = reports / f"{name}.xml"
         report.unlink(missing_ok=True)
@@ -180,32 +182,10 @@ def gpu(session: nox.Session) -> None:
             session.run("python", "-m", "pytest", *arguments, *options)
         except nox.command.CommandFailed:
             failed.append(name)
-        suites[name] = summary(report)
-    shown = session.run("python", "-c", VERSIONS, silent=True)
-    GPU_RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    record = {"devices": devices, "versions": json.loads(str(shown)), "suites": suites}
-    GPU_RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    written = [str(reports / f"{name}.xml") for name in runs]
+    session.run("python", "benchmarks/gpu_tests.py", *written, success_codes=[0, 1])
     if failed:
-        session.error(f"failed: {', '.join(failed)}; see {GPU_RESULTS.relative_to(ROOT)}")
-
-
-def summary(report: pathlib.Path) -> dict[str, object]:
-    """What pytest's XML report says, in a few numbers and the names of what failed."""
-    if not report.exists():
-        return {"error": "pytest left no report"}
-    suite = ET.parse(report).getroot()[0]
-    counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
-    bad = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in suite.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    return {
-        "at": suite.get("timestamp"),
-        "seconds": float(suite.get("time", 0)),
-        **counts,
-        "failed": bad,
-    }
+        session.error(f"failed: {', '.join(failed)}; see benchmarks/results/gpu-tests.json")
 
 
 @nox.session(venv_backend="none")
