@@ -1,4 +1,4 @@
-"""Of the suite's own tools: programs end, failures are put in once, the oracle is plain arithmetic."""
+"""Of the suite's own tools: programs end, failures go in once, the oracle is plain arithmetic."""
 
 from __future__ import annotations
 

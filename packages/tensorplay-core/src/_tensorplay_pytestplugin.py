@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tensorplay_core.runtime import Runtime
+    from tensorplay_core.testing.facade import Facade
     from tensorplay_core.testing.workbench import Workbench
 
-__all__ = ["runtime", "stream", "workbench"]
+__all__ = ["facade", "runtime", "stream", "workbench"]
 
 _NAMES = pytest.StashKey[tuple[str, ...]]()
 
@@ -99,6 +100,14 @@ def workbench(runtime: Runtime, pytestconfig: pytest.Config) -> Workbench:
     return made
 
 
+@pytest.fixture(scope="session")
+def facade(workbench: Workbench) -> Facade:
+    """The public graph API bound to the driver and device of the workbench."""
+    from tensorplay_core.testing.facade import Facade
+
+    return Facade(workbench)
+
+
 @pytest.fixture
 def stream(workbench: Workbench) -> Iterator[Any]:
     """A new stream, made current for the length of the test."""
@@ -130,6 +139,11 @@ def _lines(config: pytest.Config) -> list[str]:
 
     lines = []
     for name in _names(config):
-        facts = select(name).describe() if select(name).can("describe") else {}
-        lines.append(f"tensorplay driver {name}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
+        try:
+            chosen = select(name)
+            facts = chosen.describe() if chosen.can("describe") else {}
+            told = ", ".join(f"{key} {fact}" for key, fact in facts.items())
+        except Exception as error:  # A report goes on; the tests of that driver say it again.
+            told = f"{type(error).__name__}: {error}"
+        lines.append(f"tensorplay driver {name}: {told}")
     return lines

@@ -1,0 +1,180 @@
+"""The pytest plugin and the suite seen from outside: pytest run on drivers whose faults are known."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+DRIVERS = pathlib.Path(__file__).with_name("drivers")
+SUITE = "tensorplay_core.testing.suite"
+
+
+def _pytest(
+    where: pathlib.Path, *arguments: str, test: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs pytest in `where`, on the source of one test module or on what the arguments name."""
+    if test is not None:
+        (where / "test_it.py").write_text(textwrap.dedent(test), encoding="utf-8")
+        arguments = (*arguments, "test_it.py")
+    paths = os.pathsep.join(filter(None, (str(DRIVERS), os.environ.get("PYTHONPATH"))))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HYPOTHESIS")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *arguments],
+        cwd=where,
+        env={**kept, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_those_who_do_not_use_it_do_not_import_tensorplay(tmp_path: pathlib.Path) -> None:
+    done = _pytest(
+        tmp_path,
+        test="""
+        import sys
+
+        def test_it(pytestconfig):
+            assert pytestconfig.pluginmanager.has_plugin("tensorplay")
+            assert not [name for name in sys.modules if name.startswith("tensorplay_core")]
+            assert "hypothesis" not in sys.modules
+        """,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["tiny", "unviable"])
+def test_a_driver_is_found_and_named_in_the_header_or_is_an_error_with_its_reason(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    done = _pytest(
+        tmp_path,
+        f"--tensorplay-driver={name}",
+        "-v",
+        test="""
+        def test_it(runtime, workbench):
+            assert workbench.runtime is runtime
+            assert workbench.device == "tiny:0"
+        """,
+    )
+    if name == "tiny":
+        assert done.returncode == 0, done.stdout
+        assert "tinylib 7.5" in done.stdout
+        return
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "pip install unobtainium" in done.stderr
+    assert "skipped" not in done.stdout
+
+
+def test_an_unknown_driver_is_an_error_that_lists_those_there_are(tmp_path: pathlib.Path) -> None:
+    done = _pytest(tmp_path, "--tensorplay-driver=tinny", test="def test_it(runtime): pass")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "tiny" in done.stderr.replace("tinny", "")
+
+
+def test_a_test_runs_once_a_driver_on_the_device_asked_for(tmp_path: pathlib.Path) -> None:
+    done = _pytest(
+        tmp_path,
+        "--tensorplay-driver=tiny",
+        "--tensorplay-driver=host",
+        "--tensorplay-driver=tiny",
+        "-v",
+        test="def test_it(runtime): pass",
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+    assert "test_it[tiny]" in done.stdout
+    assert "test_it[host]" in done.stdout
+    done = _pytest(
+        tmp_path,
+        "--tensorplay-driver=tiny",
+        "--tensorplay-device=tiny:9",
+        test="def test_it(workbench): assert workbench.device == 'tiny:9'",
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_without_a_name_every_driver_that_works_is_used(tmp_path: pathlib.Path) -> None:
+    done = _pytest(tmp_path, "-v", test="def test_it(runtime): assert runtime.name != 'unviable'")
+    assert done.returncode == 0, done.stdout
+    for name in ("tiny", "host"):
+        assert f"test_it[{name}]" in done.stdout
+
+
+def test_a_driver_without_a_workbench_is_an_error(tmp_path: pathlib.Path) -> None:
+    done = _pytest(
+        tmp_path,
+        "--tensorplay-driver=tiny",
+        test="""
+        import pytest
+        from tensorplay_core.discovery import find_workbench
+        from tensorplay_core.errors import UnknownDriver
+
+        def test_it(runtime):
+            with pytest.raises(UnknownDriver):
+                find_workbench("unviable")
+        """,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_needs_skips_only_what_the_driver_lacks(tmp_path: pathlib.Path) -> None:
+    done = _pytest(
+        tmp_path,
+        "--tensorplay-driver=tiny",
+        test="""
+        import pytest
+
+        @pytest.mark.needs("describe")
+        def test_has(runtime): pass
+
+        @pytest.mark.needs("describe", "conditional_open")
+        def test_lacks(runtime): raise AssertionError("it ran")
+
+        @pytest.mark.needs("conditional_opne")
+        def test_misspelt(runtime): pass
+        """,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "driver 'tiny' lacks conditional_open" in done.stdout
+    assert "conditional_opne" in done.stdout
+    assert "1 passed, 1 skipped, 1 error" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HYPOTHESIS_PROFILE": "thorough"}, "thorough 2000"),
+        ({"CI": "true"}, "ci 100"),
+        ({}, "dev 50"),
+    ],
+    ids=["thorough", "ci", "dev"],
+)
+def test_the_profile_of_property_tests_is_chosen_by_the_environment(
+    tmp_path: pathlib.Path, environment: dict[str, str], expected: str
+) -> None:
+    # Outside pytest, because hypothesis takes no notice of CI in tests of itself.
+    code = (
+        "from hypothesis import settings\n"
+        "import tensorplay_core.testing.strategies\n"
+        "print(settings.get_current_profile_name(), settings().max_examples)"
+    )
+    kept = {
+        k: v for k, v in os.environ.items() if k not in ("CI", "HYPOTHESIS_PROFILE", "TF_BUILD")
+    }
+    kept = {k: v for k, v in kept.items() if not k.startswith(("GITHUB_", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == expected
