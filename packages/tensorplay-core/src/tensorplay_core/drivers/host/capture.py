@@ -1,0 +1,274 @@
+"""A running capture, or one body inside it: its streams, what they recorded, what broke it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tensorplay_core.errors import CaptureInvalidated, UnjoinedWork
+from tensorplay_core.protocols import CaptureMode, CaptureOptions
+
+from .buffers import Buffer, overlap
+from .recording import Conditional, Node, Recording
+from .streams import Lane, Stream, ThreadState
+from .where import user_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tensorplay_core.errors import TensorplayError
+
+    from .memory import Pool, Storage
+    from .template import Template
+
+__all__ = ["Capture", "Holdings", "Offence"]
+
+_serials = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """What broke a capture first.
+
+    Attributes:
+        error: What was raised then.
+        culprit: The call or body at fault, and where.
+        thread: Name of the thread that made the call, ``""`` if that is the capture's own.
+    """
+
+    error: TensorplayError
+    culprit: str
+    thread: str
+
+
+class Holdings:
+    """What a graph keeps alive, or watches: shared by a template and its executables.
+
+    Attributes:
+        kept: Whatever lives as long as the graph can run.
+        watched: Storage held weakly and checked at each replay, with what to call it.
+    """
+
+    __slots__ = ("_known", "kept", "watched")
+
+    def __init__(self) -> None:
+        self.kept: list[object] = []
+        self.watched: list[tuple[weakref.ref[Storage], str]] = []
+        self._known: set[int] = set()
+
+    def keep(self, owned: object) -> None:
+        """Keeps ``owned``, once."""
+        if id(owned) not in self._known:
+            self._known.add(id(owned))
+            self.kept.append(owned)
+
+    def include(self, child: Holdings) -> None:
+        """Keeps and watches what a child graph does."""
+        self.keep(child)
+        self.watched.extend(child.watched)
+
+    def watch(self, storage: Storage, what: str) -> None:
+        """Watches ``storage``, once."""
+        if all(ref() is not storage for ref, _ in self.watched):
+            self.watched.append((weakref.ref(storage), what))
+
+
+class Capture:
+    """A capture, or (with a ``parent``) one body of a conditional node in it.
+
+    Attributes:
+        device: ``"host"``.
+        origin: The stream that began it.
+        parent: The capture this is a body of.
+        root: The outermost capture; itself, if it is no body.
+        conditional: Of a body: what it is a body of.
+        role: Of a body: which one.
+        mode: Whose unsafe calls break it.
+        options: How it is made.
+        pool: Where its allocations go; None is memory outside any pool.
+        owner: Who began it and has to end it; None is the graph hooks.
+        thread: The thread that began it.
+        previous: The stream to make current again at its end; None leaves what is current.
+        lanes: The streams in it.
+        recording: What was recorded.
+        holdings: What the graph will keep alive (of the root).
+        offence: What broke it (of the root); None if it is whole.
+        inner: The body that is being captured in it.
+        entered: True once it records (a body does from its enter on).
+        over: True once it was ended or discarded.
+        wrote: Of a while body: True if captured work writes its predicate.
+        adopted: True if the graph hooks took it in.
+        template: What an adopted capture became when its owner ended it.
+        serial: Number of the root, from 1.
+    """
+
+    device = "host"
+
+    def __init__(
+        self,
+        origin: Stream,
+        *,
+        mode: CaptureMode,
+        thread: ThreadState,
+        options: CaptureOptions | None = None,
+        pool: Pool | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self.origin, self.mode, self.thread, self.pool = origin, mode, thread, pool
+        self.options = options or CaptureOptions()
+        self.owner = owner
+        self.parent: Capture | None = None
+        self.root = self
+        self.conditional: Conditional | None = None
+        self.role = ""
+        self.previous: Stream | None = None
+        self.lanes: dict[Stream, Lane] = {}
+        self.recording = Recording()
+        self.holdings = Holdings()
+        self.offence: Offence | None = None
+        self.inner: Capture | None = None
+        self.entered = self.over = self.wrote = self.adopted = False
+        self.template: Template | None = None
+        self.serial = next(_serials)
+        self.lock = threading.RLock()
+
+    @classmethod
+    def body(
+        cls, parent: Capture, origin: Stream, conditional: Conditional, branch: int
+    ) -> Capture:
+        """Body ``branch`` of ``conditional``, not yet entered."""
+        root = parent.root
+        made = cls(origin, mode=root.mode, thread=root.thread, options=root.options, pool=root.pool)
+        made.parent, made.root, made.conditional = parent, root, conditional
+        made.role, made.recording = conditional.role(branch), conditional.bodies[branch]
+        made.holdings, made.serial, made.lock = root.holdings, root.serial, root.lock
+        return made
+
+    def __repr__(self) -> str:
+        return f"<host capture: {self}>"
+
+    def __str__(self) -> str:
+        if self.conditional is not None:
+            return f"the {self.role} body of a {self.conditional.kind.value} node"
+        return f"the capture on {self.origin}"
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that is captured."""
+        return self.origin.handle
+
+    def chain(self) -> Iterator[Capture]:
+        """Itself, then its parents outward."""
+        capture: Capture | None = self
+        while capture is not None:
+            yield capture
+            capture = capture.parent
+
+    def open(self) -> Iterator[Capture]:
+        """Itself, then the bodies being captured in it, inward."""
+        capture: Capture | None = self
+        while capture is not None:
+            yield capture
+            capture = capture.inner
+
+    def join(self, stream: Stream, where: str = "") -> Lane:
+        """Takes ``stream`` in."""
+        lane = Lane(self, stream, where)
+        self.lanes[stream] = stream.lane = lane
+        return lane
+
+    def leave(self) -> None:
+        """Lets its streams go: they run work at once again."""
+        for stream in self.lanes:
+            stream.lane = None
+        self.lanes = {}
+        self.over = True
+        # Events and tracebacks may outlive the capture and refer to it: it must hold nothing then.
+        self.recording, self.holdings, self.offence = Recording(), Holdings(), None
+        if self.parent is not None and self.parent.inner is self:
+            self.parent.inner = None
+
+    def add(self, lane: Lane, node: Node) -> Node:
+        """Records ``node`` after all work so far on the lane's stream.
+
+        Raises:
+            CaptureInvalidated: The capture was broken before.
+        """
+        self.check(f"recording {node.name} into")
+        with self.lock:
+            node.before = lane.frontier
+            self.recording.nodes.append(node)
+            lane.add(len(self.recording.nodes) - 1)
+        return node
+
+    def operand(self, buffer: Buffer) -> Buffer:
+        """What captured work shall hold of ``buffer``: its memory, without keeping it in use.
+
+        Storage born elsewhere is kept or watched as the options say. Storage born in this capture
+        is not: its pool may reuse it as soon as the user lets it go.
+        """
+        storage, options = buffer.storage, self.options
+        if storage is None:
+            return buffer
+        if storage.born != self.serial:
+            if options.check_input_liveness:
+                self.holdings.watch(storage, f"{buffer!r} used at {user_place()}")
+            elif options.track_operands:
+                self.holdings.keep(storage)
+        return buffer.alias()
+
+    def written(self, memory: memoryview) -> None:
+        """Captured work writes ``memory``: marks the while bodies whose predicate that may be."""
+        for capture in self.chain():
+            conditional = capture.conditional
+            if conditional is not None and conditional.memory is not None and not capture.wrote:
+                capture.wrote = overlap(memory, conditional.memory)
+
+    def break_by(self, error: TensorplayError, culprit: str, thread: ThreadState) -> None:
+        """Marks the whole capture broken; what broke it first counts."""
+        if self.root.offence is None:
+            other = "" if thread is self.root.thread else thread.name
+            self.root.offence = Offence(error, culprit, other)
+
+    def check(self, doing: str) -> None:
+        """Raises CaptureInvalidated, which names the first illegal call, if there was one."""
+        offence = self.root.offence
+        if offence is None:
+            return
+        error, culprit = offence.error, offence.culprit
+        remedy = f"Take that out of the capture. {error.remedy}"
+        if offence.thread:
+            culprit += f" in thread {offence.thread!r}"
+            remedy = (
+                "Capture with capture_error_mode='thread_local', which other threads cannot break, "
+                "or keep them from waiting for the device meanwhile."
+            )
+        raise CaptureInvalidated(
+            doing=doing,
+            subject=str(self.root),
+            met=f"{culprit} broke it: {error.met}",
+            remedy=remedy,
+        ) from error
+
+    def refuse_unjoined(self) -> None:
+        """Raises UnjoinedWork if a forked stream has work that the origin does not come after."""
+        seen = self.lanes[self.origin].seen
+        loose = [
+            lane
+            for stream, lane in self.lanes.items()
+            if stream is not self.origin and seen.get(stream, 0) < lane.work
+        ]
+        if loose:
+            named = ", ".join(
+                f"{lane.stream}" + (f", forked at {lane.where}" if lane.where else "")
+                for lane in loose
+            )
+            raise UnjoinedWork(
+                doing="ending",
+                subject=str(self),
+                met=f"not joined back: {named}",
+                remedy=f"Call wait_stream({loose[0].stream}) on {self.origin} before the end.",
+            )

@@ -1,0 +1,143 @@
+"""A graph that runs: its launch is one closure, and in it one loop over callables."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from tensorplay_core.errors import GraphStateError
+
+from .program import Program, note_failure
+from .recording import Node
+
+if TYPE_CHECKING:
+    from .capturing import Capturing
+    from .recording import Recording, Work
+    from .streams import Stream
+
+__all__ = ["Executable"]
+
+
+class Executable:
+    """A program, and the closure that launches it.
+
+    Attributes:
+        launch: ``launch(stream=None)``: runs the work, or records it as a child graph if the stream
+            is capturing. Raises GraphStateError once closed, StaleGraph if a watched input died,
+            LoopLimitExceeded if a while without ``max_steps`` ran away, and whatever the work
+            raises.
+    """
+
+    launch: Callable[..., None]
+
+    def __init__(
+        self, program: Program, capturing: Capturing, resolve: Callable[[object], Stream]
+    ) -> None:
+        # The closure refers to the cell and not to this object, so that both die by reference
+        # counting; replacing what is in the cell reaches launches that were taken out before.
+        self._cell = [program]
+        self._resolve = resolve
+        self.launch = _launcher(self._cell, capturing, resolve)
+
+    def __repr__(self) -> str:
+        return f"<host executable of {len(self.program.steps)} nodes>"
+
+    @property
+    def program(self) -> Program:
+        """What a launch runs now."""
+        return self._cell[0]
+
+    @program.setter
+    def program(self, program: Program) -> None:
+        self._cell[0] = program
+
+    def difference(self, recording: Recording) -> str:
+        """Why it cannot take over ``recording``; ``""`` if it can."""
+        mine = self.program.recording
+        if mine is None:
+            return "the driver does not know what the executable runs: it was adopted, or is closed"
+        return mine.difference(recording)
+
+    def upload(self, stream: object | None = None) -> None:
+        """Nothing has to be moved; the stream is checked all the same."""
+        if stream is not None:
+            self._resolve(stream)
+
+    def raw(self) -> Callable[..., None]:
+        """The launch itself: a host executable is a callable."""
+        return self.launch
+
+    def close(self) -> None:
+        """Waits for launches under way, then lets all work go. Idempotent."""
+        before = self.program
+        self.program = Program((_refuse_closed,), turn=before.turn)
+        with before.turn:
+            pass
+
+
+def _launcher(
+    cell: list[Program], capturing: Capturing, resolve: Callable[[object], Stream]
+) -> Callable[..., None]:
+    live, threads = capturing.live, capturing.threads
+
+    def recorded(stream: object) -> bool:
+        """True if the launch was recorded as a child graph, False if it is to run now."""
+        target = capturing.current if stream is None else resolve(stream)
+        lane = target.lane
+        if lane is None:
+            capturing.refuse_legacy(target, "launching a graph")
+            return False
+        program = cell[0]
+        if program.recording is None or program.recording.has_conditionals():
+            closed = program.recording is None
+            capturing.refuse(
+                "launching a graph",
+                f"in {lane.capture} it becomes a child graph, and it "
+                + ("is closed or was adopted" if closed else "has conditional nodes"),
+                "Capture its work again in place of launching it.",
+                [lane.capture],
+            )
+        lane.capture.holdings.include(program.holdings)
+        node = Node("child", "graph", work=_child(program.steps), child=program.recording)
+        lane.capture.add(lane, node)
+        return True
+
+    def launch(stream: object | None = None) -> None:
+        if (live or stream is not None) and recorded(stream):
+            return
+        program = cell[0]
+        state = threads.state
+        with program.turn:
+            if program.holdings.watched:
+                program.refuse_stale()
+            pending = iter(program.steps)
+            state.executing += 1
+            try:
+                for step in pending:
+                    step()
+            except Exception as error:
+                done = len(program.steps) - operator.length_hint(pending)
+                note_failure(error, program.names, done - 1)
+                raise
+            finally:
+                state.executing -= 1
+
+    return launch
+
+
+def _child(steps: tuple[Work, ...]) -> Work:
+    def child_graph() -> None:
+        for step in steps:
+            step()
+
+    return child_graph
+
+
+def _refuse_closed() -> NoReturn:
+    raise GraphStateError(
+        doing="replaying",
+        subject="a host executable",
+        met="it is closed",
+        remedy="Capture and instantiate again, or close it later.",
+    )

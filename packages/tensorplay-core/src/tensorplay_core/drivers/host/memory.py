@@ -1,0 +1,255 @@
+"""Memory: what the driver holds in all, and the segments from which a pool serves blocks.
+
+Blocks come back when their last holder is collected, so at any moment and in any thread, perhaps
+in the middle of an allocation. Finalizers therefore only append to a queue, and never wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from tensorplay_core.errors import PoolExhausted
+from tensorplay_core.protocols import PoolStatistics
+
+if TYPE_CHECKING:
+    from .streams import Stream
+
+__all__ = ["Block", "Ledger", "Plain", "Pool", "PoolId", "Storage"]
+
+ALIGNMENT = 64
+
+
+class Ledger:
+    """How many bytes the driver holds, and how many it may.
+
+    Attributes:
+        limit_bytes: The most it may hold; None is no limit.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes: int | None = None
+        self._held = 0
+        self._returned: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, purpose: str) -> None:
+        """Counts ``nbytes`` more.
+
+        Raises:
+            PoolExhausted: The limit does not allow them.
+        """
+        with self._lock:
+            held = self._settled()
+            if self.limit_bytes is not None and held + nbytes > self.limit_bytes:
+                raise PoolExhausted(
+                    doing="allocating",
+                    subject=f"{nbytes} bytes for {purpose}",
+                    met=f"{held} of {self.limit_bytes} bytes are held",
+                    remedy="Close graphs, let buffers go, or raise limit_bytes of the host driver.",
+                )
+            self._held += nbytes
+
+    def give(self, nbytes: int) -> None:
+        """Counts ``nbytes`` less. Safe in a finalizer."""
+        self._returned.append(nbytes)
+
+    def held(self) -> int:
+        """Bytes held now."""
+        with self._lock:
+            return self._settled()
+
+    def _settled(self) -> int:
+        while self._returned:
+            self._held -= self._returned.popleft()
+        return self._held
+
+
+class Storage:
+    """What buffers over the same memory share; the memory is free when it is collected.
+
+    Attributes:
+        born: Serial number of the capture it was allocated in, 0 outside any.
+    """
+
+    __slots__ = ("__weakref__", "born")
+
+    def __init__(self, born: int = 0) -> None:
+        self.born = born
+
+
+class Plain(Storage):
+    """Memory outside any pool."""
+
+    __slots__ = ("_ledger", "_nbytes")
+
+    def __init__(self, ledger: Ledger, nbytes: int, born: int = 0) -> None:
+        super().__init__(born)
+        ledger.take(nbytes, "a buffer outside any pool")
+        self._ledger, self._nbytes = ledger, nbytes
+
+    def __del__(self) -> None:
+        # An allocation that the ledger refused has none to give back to.
+        if hasattr(self, "_ledger"):
+            self._ledger.give(self._nbytes)
+
+
+class PoolId(NamedTuple):
+    """The public name of a pool."""
+
+    driver: str
+    owner: int
+    """Serial number of the driver object that gave it out."""
+    serial: int
+
+
+class Segment:
+    """One piece of memory, and what of it is free as sorted ``[offset, size]`` pairs."""
+
+    __slots__ = ("free", "memory")
+
+    def __init__(self, size: int) -> None:
+        self.memory = bytearray(size)
+        self.free: list[list[int]] = [[0, size]]
+
+    @property
+    def unused(self) -> bool:
+        """True if no block of it is handed out."""
+        return self.free == [[0, len(self.memory)]]
+
+    def take(self, place: int, size: int) -> int:
+        """Cuts ``size`` bytes off free piece ``place``; returns their offset."""
+        piece = self.free[place]
+        offset = piece[0]
+        if piece[1] == size:
+            del self.free[place]
+        else:
+            piece[0] += size
+            piece[1] -= size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        """Frees a block and joins it with free neighbours."""
+        free = self.free
+        place = next((i for i, piece in enumerate(free) if piece[0] > offset), len(free))
+        free.insert(place, [offset, size])
+        for left in (place, place - 1):
+            if 0 <= left < len(free) - 1 and sum(free[left]) == free[left + 1][0]:
+                free[left][1] += free.pop(left + 1)[1]
+
+
+class Block(Storage):
+    """Memory of a pool, handed out."""
+
+    __slots__ = ("_offset", "_pool", "_segment", "_size")
+
+    def __init__(self, pool: Pool, segment: Segment, offset: int, size: int, born: int) -> None:
+        super().__init__(born)
+        self._pool, self._segment, self._offset, self._size = pool, segment, offset, size
+
+    def view(self, nbytes: int) -> memoryview:
+        """Its first ``nbytes`` bytes. The view keeps the segment alive, not the block."""
+        return memoryview(self._segment.memory)[self._offset : self._offset + nbytes]
+
+    def __del__(self) -> None:
+        self._pool.give(self._segment, self._offset, self._size)
+
+
+class Pool:
+    """Segments that grow by what is asked of them, and serve the best fit first.
+
+    Attributes:
+        id: Its public name.
+        device: ``"host"``.
+        turn: Held by whoever runs or poisons work in its memory: graphs that share a pool take
+            turns.
+        stream: The side stream of captures into it, once one was asked for.
+        released: True once no graph holds it any more.
+    """
+
+    device = "host"
+
+    def __init__(self, identity: PoolId, ledger: Ledger) -> None:
+        self.id = identity
+        self.turn = threading.RLock()
+        self.stream: Stream | None = None
+        self._ledger = ledger
+        self._segments: list[Segment] = []
+        self._returned: deque[tuple[Segment, int, int]] = deque()
+        # Not reentrant: a finalizer that runs inside it in the same thread must not get in.
+        self._lock = threading.Lock()
+        self._allocated = self._peak = self._count = 0
+        self.released = False
+
+    def __repr__(self) -> str:
+        return f"<host pool {self.id.serial}>"
+
+    def allocate(self, nbytes: int, born: int) -> Block:
+        """A block of at least ``nbytes`` bytes, contents undefined.
+
+        Raises:
+            PoolExhausted: The driver's limit does not allow a new segment.
+        """
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            self._drain()
+            fits = [
+                (piece[1], segment, place)
+                for segment in self._segments
+                for place, piece in enumerate(segment.free)
+                if piece[1] >= size
+            ]
+            if fits:
+                _, segment, place = min(fits, key=lambda fit: fit[0])
+            else:
+                self._ledger.take(size, repr(self))
+                segment, place = Segment(size), 0
+                self._segments.append(segment)
+            offset = segment.take(place, size)
+            self._allocated += size
+            self._peak = max(self._peak, self._allocated)
+            self._count += 1
+        block = Block(self, segment, offset, size, born)
+        self._settle()
+        return block
+
+    def give(self, segment: Segment, offset: int, size: int) -> None:
+        """Takes a block back. Safe in a finalizer."""
+        self._returned.append((segment, offset, size))
+        self._settle()
+
+    def release(self) -> None:
+        """No graph holds it: every segment goes back once no block of it is handed out."""
+        with self._lock:
+            self.released = True
+            self._drain()
+        self._settle()
+
+    def statistics(self) -> PoolStatistics:
+        """Its memory now."""
+        with self._lock:
+            self._drain()
+            reserved = sum(len(segment.memory) for segment in self._segments)
+            found = PoolStatistics(reserved, self._allocated, self._peak, self._count)
+        self._settle()
+        return found
+
+    def _settle(self) -> None:
+        # Whoever holds the lock meanwhile drains after letting go, so nothing is left behind.
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def _drain(self) -> None:
+        while self._returned:
+            segment, offset, size = self._returned.popleft()
+            segment.give(offset, size)
+            self._allocated -= size
+            self._count -= 1
+        if self.released:
+            for segment in [one for one in self._segments if one.unused]:
+                self._segments.remove(segment)
+                self._ledger.give(len(segment.memory))
