@@ -106,7 +106,8 @@ def while_loop(
     if graph is None:
         steps = 0
         while (max_steps is None or steps < max_steps) and runtime.conditional_read(test(*state)):
-            state = _step(body, state, carry)
+            # Stored, not rebound: arrays returned twice, or others' arrays, must not be carried on.
+            _assign(runtime, state, _step(body, state, carry))
             steps += 1
         return _rebuild(carry, state)
     predicate = _copy(runtime, test(*state))
@@ -138,9 +139,10 @@ def _assign(runtime: Runtime, state: Sequence[Any], values: Sequence[Any]) -> No
     """``state[:] = values`` at once: a value may be (part of) another carried array."""
     safe = [
         _copy(runtime, value)
-        if any(value is not target and runtime.array_overlap(value, target) for target in state)
+        if value is not state[place]
+        and any(runtime.array_overlap(value, target) for target in state[: place + 1])
         else value
-        for value in values
+        for place, value in enumerate(values)
     ]
     for target, value in zip(state, safe, strict=True):
         if value is not target:

@@ -189,6 +189,33 @@ def test_while_loop_may_carry_one_array_twice_and_return_one_twice(
 
 
 @pytest.mark.needs("conditional_read", "array_like", "array_copy")
+@pytest.mark.parametrize("returned", ["one twice", "another's"])
+def test_what_a_body_returns_is_carried_by_value(
+    workbench: Workbench, facade: Facade, returned: str
+) -> None:
+    x, y, other = (workbench.buffer([value]) for value in (1.0, 2.0, 3.0))
+    flag = workbench.flag(True)
+
+    def test(a: Any, _: Any) -> Any:
+        workbench.less_(flag, a, 40.0)
+        return flag
+
+    def body(a: Any, b: Any) -> tuple[Any, Any]:
+        workbench.add_(a, 1.0)
+        workbench.add_(a, b)  # Were they one array by now, it would have seen the 1.0 too.
+        workbench.add_(b, 0.5)
+        return (a, a) if returned == "one twice" else (a, other)
+
+    _both_ways(
+        workbench,
+        facade,
+        lambda: facade.while_loop(test, body, (x, y)),
+        [lambda: workbench.write(x, [1.0])],
+    )
+    assert [workbench.read(one) for one in (x, y, other)] == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.needs("conditional_read", "array_like", "array_copy")
 def test_the_functions_nest(workbench: Workbench, facade: Facade) -> None:
     x, flag, low = workbench.buffer([1.0]), workbench.flag(True), workbench.flag(True)
 

@@ -230,7 +230,8 @@ def test_a_plan_stages_inputs_launches_and_gives_results_that_stay(
         workbench.copy_(total, x)
         workbench.add_(total, y)
 
-    plan = facade.record(work).stage([x, y], [total])
+    made = facade.record(work)
+    plan = made.stage([x, y], [total])
     owned = []
     for step in range(20):
         given = workbench.buffer([float(step), 1.0]), workbench.buffer([0.5, float(step)])
@@ -245,7 +246,8 @@ def test_a_plan_stages_inputs_launches_and_gives_results_that_stay(
 @pytest.mark.needs("stage")
 def test_a_plan_runs_on_the_stream_it_is_given(workbench: Workbench, facade: Facade) -> None:
     x, total = workbench.buffer([1.0]), workbench.buffer([0.0])
-    plan = facade.record(lambda: workbench.add_(total, x)).stage([x], [total])
+    made = facade.record(lambda: workbench.add_(total, x))
+    plan = made.stage([x], [total])
     chosen = workbench.stream()
     with unchanged(facade):
         (result,) = plan([workbench.buffer([5.0])], stream=chosen)
@@ -310,6 +312,18 @@ def test_a_static_buffer_may_stand_for_itself_or_for_another(
     assert workbench.read(total) == [7.0]
     made.stage_and_launch([x, y], [y, x])  # A swap: neither copy may see the other's result.
     assert [workbench.read(one) for one in (x, y, total)] == [[5.0], [1.0], [11.0]]
+
+
+@pytest.mark.needs("stage")
+def test_a_plan_of_a_closed_graph_is_refused(workbench: Workbench, facade: Facade) -> None:
+    x, total = workbench.buffer([1.0]), workbench.buffer([0.0])
+    made = facade.record(lambda: workbench.add_(total, x))
+    plan = made.stage([x], [total])
+    made.close()
+    with unchanged(facade), pytest.raises(GraphStateError) as caught:
+        plan([workbench.buffer([5.0])])
+    four_parts(caught.value)
+    assert workbench.read(total) == [0.0]
 
 
 @pytest.mark.needs("stage")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from tensorplay_core.errors import (
     EmptyCapture,
     GraphStateError,
     SignatureMismatch,
-    TensorplayError,
     UnjoinedWork,
     UnknownDriver,
 )
@@ -181,19 +179,6 @@ def test_work_on_another_stream_is_not_captured(workbench: Workbench, facade: Fa
     ):
         workbench.add_(total, 1.0)
     assert workbench.read(total) == [1.0]
-
-
-@pytest.mark.parametrize("length", [1, 3])
-def test_work_never_broadcasts(workbench: Workbench, facade: Facade, length: int) -> None:
-    total, other = workbench.buffer([0.0, 0.0]), workbench.buffer([1.0] * length)
-    for work in (workbench.copy_, workbench.add_):
-        with pytest.raises((TensorplayError, ValueError)):
-            work(total, other)
-        assert workbench.read(total) == [0.0, 0.0]
-        with unchanged(facade), pytest.raises((TensorplayError, ValueError)):
-            facade.record(partial(work, total, other))
-        captures_again(facade)
-    assert workbench.read(total) == [0.0, 0.0]
 
 
 # the user's own exceptions

@@ -48,6 +48,20 @@ def test_a_closed_graph_is_closed_for_good(workbench: Workbench, facade: Facade)
     assert workbench.read(total) == [0.0]
 
 
+def test_a_replay_that_was_looked_up_before_the_end_is_refused(
+    workbench: Workbench, facade: Facade
+) -> None:
+    total = workbench.buffer([0.0])
+    for end in ("close", "reset"):
+        made = facade.record(lambda: workbench.add_(total, 1.0))
+        launch = made.replay
+        getattr(made, end)()
+        with unchanged(facade), pytest.raises(GraphStateError) as caught:
+            launch()
+        four_parts(caught.value)
+    assert workbench.read(total) == [0.0]
+
+
 def test_ends_come_in_any_order(workbench: Workbench, facade: Facade) -> None:
     total = workbench.buffer([0.0])
     pool = facade.pool()
