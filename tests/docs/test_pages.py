@@ -1,0 +1,70 @@
+"""What the README and the guide say is what happens."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples.py"
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    if "```python\n" in page.read_text(encoding="utf-8")
+)
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, *map(str, command)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        arguments, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_prints_what_the_page_shows(page: str) -> None:
+    done = run(EXAMPLES, page)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_tables_are_in_step_with_the_code() -> None:
+    done = run(ROOT / "docs" / "tables.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n",
+        "```python\nprint(1)\n```\n",
+        "```python\nraise ValueError\n```\n",
+    ],
+    ids=["other output", "output not shown", "an error"],
+)
+def test_a_page_that_is_not_true_is_found(text: str, tmp_path: pathlib.Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    assert run(EXAMPLES, page).returncode == 1
+
+
+def test_the_links_between_pages_lead_somewhere() -> None:
+    import re
+
+    pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    dead = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert not dead
+
+
+def test_the_readme_is_short_and_names_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert "python -m pip install nox && python -m nox -s demo" in lines
+    assert "python -m nox -s tests" in lines
