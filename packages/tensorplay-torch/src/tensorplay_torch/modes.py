@@ -1,0 +1,98 @@
+"""Modes on torch's two mode stacks, taken off from wherever they stand.
+
+torch pops blindly: whichever mode is on top goes, whoever asked. A capture may end while a mode
+that was entered inside it is still on, or after one that was entered before it was left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import overrides
+from torch.utils import _python_dispatch as dispatch
+
+from tensorplay_core.errors import CaptureError
+
+__all__ = ["DISPATCH", "FUNCTION", "ModeStack"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModeStack:
+    """One of the stacks.
+
+    Attributes:
+        kind: What its modes are called.
+        modes: Those that are on, outermost first.
+        push: Puts one on top.
+        pop: Takes the top one off.
+    """
+
+    kind: str
+    modes: Callable[[], list[Any]]
+    push: Callable[[Any], None]
+    pop: Callable[[], Any]
+
+    def enter(self, mode: Any) -> int:
+        """Puts ``mode`` on top; returns what ``leave`` needs."""
+        depth = len(self.modes())
+        mode.__enter__()
+        return depth
+
+    def leave(self, mode: Any, depth: int) -> None:
+        """Takes ``mode`` off.
+
+        Raises:
+            CaptureError: It was not the top one. It is off all the same, and only it.
+        """
+        above = []
+        while len(self.modes()) > depth and self.modes()[-1] is not mode:
+            above.append(self.pop())
+        if len(self.modes()) <= depth:
+            # One from below popped ours in place of itself, so its own entry is the one left over.
+            stale = self.pop() if depth else mode
+            self._push_back(above)
+            raise self._crossed(stale, "was left inside the capture, and took the capture's off")
+        if above:
+            _hand_over(mode, above[-1])
+        mode.__exit__(None, None, None)
+        self._push_back(above)
+        if above:
+            raise self._crossed(above[-1], "was entered inside the capture and is still on")
+
+    def _push_back(self, modes: list[Any]) -> None:
+        for mode in reversed(modes):
+            self.push(mode)
+
+    def _crossed(self, mode: Any, met: str) -> CaptureError:
+        return CaptureError(
+            doing="ending",
+            subject="a capture",
+            met=f"the {self.kind} {type(mode).__name__} {met}",
+            remedy="Nest them: leave inside the capture what was entered inside it, and after it "
+            "what was entered before it.",
+        )
+
+
+def _hand_over(mode: Any, above: Any) -> None:
+    """Lets ``above`` restore, when it is left, what ``mode`` would have restored."""
+    for name, saved in vars(mode).items():
+        theirs = getattr(above, name, None)
+        if isinstance(saved, deque) and isinstance(theirs, deque) and saved and theirs:
+            theirs[-1] = saved[-1]
+
+
+DISPATCH = ModeStack(
+    "dispatch mode",
+    dispatch._get_current_dispatch_mode_stack,
+    dispatch._push_mode,
+    dispatch._pop_mode,
+)
+FUNCTION = ModeStack(
+    "function mode",
+    overrides._get_current_function_mode_stack,
+    overrides._push_mode,
+    overrides._pop_mode,
+)

@@ -1,0 +1,230 @@
+"""What an operation does to its tensors, read once from its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tag
+
+from .culprit import name_of
+from .refusals import Reason
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+__all__ = ["Kind", "Operation", "describe", "tensors_in", "value_reason"]
+
+
+class Kind(Enum):
+    """How a capture treats an operation."""
+
+    VIEW = auto()
+    """Returns other shapes over the same memory."""
+    METADATA = auto()
+    """Gives another shape or other memory to its own argument."""
+    WRITE = auto()
+    """Changes arguments and returns nothing but them."""
+    FRESH = auto()
+    """Returns new tensors, whatever else it changes."""
+    EMPTY = auto()
+    """Returns memory whose contents are undefined."""
+    EFFECT = auto()
+    """Returns nothing and changes no tensor: a check."""
+    QUERY = auto()
+    """Returns Python values and no tensor."""
+    UNRECORDED = auto()
+    """Tells a profiler something."""
+
+
+# Schemas call these results new; they are views.
+UNSAFE_VIEWS = frozenset(
+    {
+        "aten::_unsafe_view",
+        "aten::unsafe_split.Tensor",
+        "aten::unsafe_split_with_sizes",
+        "aten::lift",
+        "aten::lift_fresh",
+    }
+)
+EMPTIES = frozenset(
+    {
+        "aten::empty.memory_format",
+        "aten::empty_like",
+        "aten::empty_permuted",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
+# Schemas do not say that these write running statistics.
+HIDDEN_WRITES: Mapping[str, tuple[int, ...]] = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+}
+INDEXING = frozenset(
+    {
+        "aten.index.Tensor",
+        "aten._unsafe_index.Tensor",
+        "aten.index_put",
+        "aten.index_put_",
+        "aten._index_put_impl_",
+        "aten._unsafe_index_put",
+    }
+)
+MASK_DTYPES = (torch.bool, torch.uint8)
+ERROR_CHECKS = frozenset({"aten._linalg_check_errors"})
+# detach_ changes how autograd sees a tensor, not its memory or shape.
+HARMLESS_METADATA = frozenset({"aten::detach_"})
+
+
+class Operation:
+    """One operator overload.
+
+    Attributes:
+        func: The overload.
+        name: What errors call it.
+        kind: How a capture treats it.
+        seeded: It may draw random numbers.
+        valued: The host has to wait for values to know what it returns.
+        indexes: It takes indices, which may be masks.
+        generator: It takes a generator.
+    """
+
+    __slots__ = (
+        "_returned",
+        "_written",
+        "func",
+        "generator",
+        "indexes",
+        "kind",
+        "name",
+        "seeded",
+        "valued",
+    )
+
+    def __init__(self, func: OpOverload) -> None:
+        schema = func._schema
+        self.func = func
+        self.name = name_of(func)
+        self.kind = _kind(func)
+        self.seeded = Tag.nondeterministic_seeded in func.tags
+        self.indexes = self.name in INDEXING
+        self.valued = (
+            Tag.data_dependent_output in func.tags
+            or Tag.dynamic_output_shape in func.tags
+            or self.name in ERROR_CHECKS
+        )
+        self.generator = any(argument.name == "generator" for argument in schema.arguments)
+        places = {
+            place: argument
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        for place in HIDDEN_WRITES.get(schema.name, ()):
+            places.setdefault(place, schema.arguments[place])
+        self._written = tuple((place, argument.name) for place, argument in places.items())
+        self._returned = _returned(schema) if self.kind is Kind.WRITE else ()
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+        """The tensors that a call changes."""
+        for place, name in self._written:
+            yield from tensors_in((_argument(place, name, args, kwargs),))
+
+    def result(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call of kind WRITE returns: the arguments that it changed."""
+        found = [_argument(place, name, args, kwargs) for place, name in self._returned]
+        if not found:
+            return None
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+@cache
+def describe(func: OpOverload) -> Operation:
+    """The facts about ``func``."""
+    return Operation(func)
+
+
+def value_reason(
+    operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Reason | None:
+    """Why a call makes the host wait for values of tensors, or None if it does not."""
+    if operation.indexes:
+        return Reason.MASK_INDEX if _waits_for_mask(operation, args, kwargs) else None
+    if not operation.valued:
+        return None
+    if operation.kind is not Kind.FRESH:
+        return Reason.ERROR_CHECK if operation.name in ERROR_CHECKS else Reason.HOST_READ
+    return None if kwargs.get("output_size") is not None else Reason.VALUE_SHAPE
+
+
+def _waits_for_mask(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    indices = args[1] if len(args) > 1 else kwargs["indices"]
+    masks = [index for index in indices if index is not None and index.dtype in MASK_DTYPES]
+    if not masks:
+        return False
+    if operation.kind is not Kind.WRITE:
+        return True
+    # Storing one number by one mask is masked_fill_ to torch, which selects nothing.
+    value = args[2] if len(args) > 2 else kwargs["values"]
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    others = sum(index is not None for index in indices) - len(masks)
+    one_number = value.numel() == 1 and value.device.type == "cpu"
+    return not (one_number and not accumulate and len(masks) == 1 and not others)
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments or results, in order."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+def _returned(schema: torch.FunctionSchema) -> tuple[tuple[int, str], ...]:
+    """Place and name of the argument that each result is."""
+    by_alias = {
+        alias: (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None
+        for alias in argument.alias_info.before_set
+    }
+    return tuple(
+        by_alias[next(iter(value.alias_info.before_set))]
+        for value in schema.returns
+        if value.alias_info is not None
+    )
+
+
+def _argument(place: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[place] if place < len(args) else kwargs.get(name)
+
+
+def _kind(func: OpOverload) -> Kind:
+    schema = func._schema
+    full_name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+    if func.namespace == "profiler":
+        return Kind.UNRECORDED
+    if full_name in UNSAFE_VIEWS:
+        return Kind.VIEW
+    if full_name in EMPTIES:
+        return Kind.EMPTY
+    if Tag.inplace_view in func.tags:
+        return Kind.VIEW if full_name in HARMLESS_METADATA else Kind.METADATA
+    returns = [value.alias_info for value in schema.returns]
+    if returns and all(alias is not None and not alias.is_write for alias in returns):
+        return Kind.VIEW
+    writes = any(
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in schema.arguments
+    )
+    if writes and all(alias is not None for alias in returns):
+        return Kind.WRITE
+    if not any("Tensor" in str(value.type) for value in schema.returns):
+        return Kind.QUERY if returns else Kind.EFFECT
+    return Kind.FRESH

@@ -1,0 +1,189 @@
+"""What captured code binds in Python: optimizer state and gradients, which no replay rebinds.
+
+``Bindings`` watches the optimizers that step and the parameters that are used, in the thread that
+captures. After a capture ``check`` refuses optimizer state that was created or replaced in it: its
+first replay would be right and every later one would begin from the same state again. After a
+failed one ``restore`` puts back what was bound before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from tensorplay_core.errors import OperationRefused
+
+from .culprit import where
+
+__all__ = ["Bindings"]
+
+WARM_UP = (
+    "Warm up first: run the step eagerly once before the capture, so that its state exists; or "
+    "let tensorplay_adapt capture the step, which creates it."
+)
+ON_DEVICE = (
+    "Keep it in a tensor on the device that the step changes in place (capturable=True does that "
+    "for torch's own optimizers; fused=True takes a tensor for lr), or change it between replays."
+)
+
+
+class Bindings:
+    """See the module.
+
+    Args:
+        is_born: True for a tensor whose memory was born in the capture.
+    """
+
+    def __init__(self, is_born: Callable[[torch.Tensor], bool]) -> None:
+        self._is_born = is_born
+        self._steps: dict[int, _Step] = {}
+        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._thread = 0
+        self._hook: Any = None
+
+    def start(self) -> None:
+        """Begins to watch this thread's optimizers."""
+        self._thread = threading.get_ident()
+        self._hook = register_optimizer_step_pre_hook(self._stepping)
+
+    def stop(self) -> None:
+        """Stops. Idempotent."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def leaf(self, tensor: torch.Tensor) -> None:
+        """``tensor`` is used; if it is a leaf, its ``.grad`` is remembered."""
+        if tensor.is_leaf and id(tensor) not in self._grads:
+            self._grads[id(tensor)] = (tensor, tensor.grad)
+
+    def check(self) -> None:
+        """Refuses what optimizers bound during the capture.
+
+        Raises:
+            OperationRefused: State was created or replaced, or a number in it was changed.
+        """
+        for step in self._steps.values():
+            for met, remedy in step.changes(self._is_born):
+                raise OperationRefused(
+                    operation=f"{type(step.optimizer).__name__}.step",
+                    met=met,
+                    remedy=remedy,
+                    where=step.place,
+                )
+
+    def restore(self) -> None:
+        """Binds again what was bound before the capture."""
+        for step in self._steps.values():
+            step.restore()
+        for tensor, grad in self._grads.values():
+            if tensor.grad is not grad:
+                tensor.grad = grad
+
+    def forget(self) -> None:
+        """Lets everything go."""
+        self._steps.clear()
+        self._grads.clear()
+
+    def _stepping(self, optimizer: Optimizer, *_: object) -> None:
+        if threading.get_ident() == self._thread and id(optimizer) not in self._steps:
+            self._steps[id(optimizer)] = _Step(optimizer)
+
+
+class _Step:
+    """One optimizer as it was before its first step in the capture."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.place = where()
+        self._state = {key: _copied(value) for key, value in optimizer.state.items()}
+        self._groups = [_copied(group) for group in optimizer.param_groups]
+
+    def changes(self, is_born: Callable[[torch.Tensor], bool]) -> Iterator[tuple[str, str]]:
+        """What differs now, each with its remedy."""
+        for key, state in self.optimizer.state.items():
+            yield from _differences(
+                self._parameter(key), _items(self._state.get(key)), _items(state), is_born
+            )
+        for place, (before, group) in enumerate(
+            zip(self._groups, self.optimizer.param_groups, strict=False)
+        ):
+            yield from _differences(f"param_groups[{place}]", before, _settings(group), is_born)
+
+    def restore(self) -> None:
+        """Puts state and settings back in place."""
+        state = self.optimizer.state
+        for key in list(state):
+            if key not in self._state:
+                del state[key]
+        for key, before in self._state.items():
+            if isinstance(before, dict) and isinstance(state.get(key), dict):
+                _refill(state[key], before)
+            else:
+                state[key] = before
+        for before, group in zip(self._groups, self.optimizer.param_groups, strict=False):
+            _refill(group, before)
+
+    def _parameter(self, key: object) -> str:
+        if not isinstance(key, torch.Tensor):
+            return f"state entry {key!r}"
+        for place, group in enumerate(self.optimizer.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                if parameter is key:
+                    return f"param_groups[{place}]['params'][{number}] of shape {tuple(key.shape)}"
+        return f"a parameter of shape {tuple(key.shape)}"
+
+
+def _differences(
+    owner: str,
+    before: dict[Any, Any],
+    now: dict[Any, Any],
+    is_born: Callable[[torch.Tensor], bool],
+) -> Iterator[tuple[str, str]]:
+    missing = object()
+    for name, value in now.items():
+        old = before.get(name, missing)
+        if old is value:
+            continue
+        if isinstance(value, torch.Tensor):
+            verb = "created" if is_born(value) else "bound"
+            yield f"{name!r} for {owner} was {verb} inside the capture", WARM_UP
+        elif old is missing:
+            yield f"{name!r} for {owner} was set inside the capture", WARM_UP
+        elif isinstance(value, bool | int | float | complex) and old != value:
+            yield (
+                f"{name!r} for {owner} is a Python number, changed from {old} to {value} inside "
+                "the capture, and a replay would not change it again",
+                ON_DEVICE,
+            )
+        elif isinstance(value, list | tuple) and isinstance(old, list | tuple):
+            yield from _differences(
+                f"{name!r} for {owner}", dict(enumerate(old)), dict(enumerate(value)), is_born
+            )
+
+
+def _items(state: Any) -> dict[Any, Any]:
+    if isinstance(state, dict):
+        return state
+    return {} if state is None else {"state": state}
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _copied(value: Any) -> Any:
+    """A copy of the containers, holding the same objects."""
+    if isinstance(value, dict):
+        return {name: _copied(entry) for name, entry in value.items() if name != "params"}
+    return list(value) if type(value) is list else value
+
+
+def _refill(mapping: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for name in [name for name in mapping if name not in before and name != "params"]:
+        del mapping[name]
+    mapping.update(before)
