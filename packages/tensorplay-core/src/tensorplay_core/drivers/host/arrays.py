@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
@@ -51,8 +51,9 @@ class Arrays(Queue):
         if isinstance(data, int):
             return self._allocate(_known(typecode or "f"), (data,))
         if isinstance(data, list | tuple | range):
-            made = self._allocate(_known(typecode or "f"), (len(data),))
-            work = self._host_copy(made, data)
+            values = _values(_known(typecode or "f"), data)
+            made = self._allocate(values.format, (len(data),))
+            work = copier(made.memory, values)
             self.submit(work, name="copy from host", kind="memcpy", writes=(made,))
             return made
         memory = memory_of(data, "wrapping")
@@ -64,12 +65,7 @@ class Arrays(Queue):
     def _allocate(self, typecode: str, shape: tuple[int, ...]) -> Buffer:
         count = math.prod(shape)
         if count < 1:
-            raise ArgumentError(
-                doing="allocating",
-                subject=f"a buffer of shape {shape}",
-                met="it would be empty",
-                remedy="Ask for one element at least.",
-            )
+            raise _empty(shape)
         nbytes = count * struct.calcsize(typecode)
         lane = self.current.lane
         capture = lane.capture if lane is not None else None
@@ -89,20 +85,6 @@ class Arrays(Queue):
         """A copy outside any pool, made now."""
         fresh = cast_to(memoryview(bytearray(memory)), memory.format, memory.shape or ())
         return Buffer(self._capturing, fresh, Plain(self._ledger, memory.nbytes))
-
-    def _host_copy(self, made: Buffer, data: Sequence[Any]) -> Callable[[], object]:
-        values = cast_to(memoryview(bytearray(made.nbytes)), made.typecode)
-        try:
-            for index, value in enumerate(data):
-                values[index] = value
-        except (TypeError, ValueError) as error:
-            raise ArgumentTypeError(
-                doing="making",
-                subject=repr(made),
-                met=f"one of the values is no {made.dtype}: {error}",
-                remedy="Pass numbers of that type.",
-            ) from error
-        return copier(made.memory, values)
 
     def copy(self, destination: object, source: object) -> None:
         """Copies ``source`` into ``destination``, of equal shape; elements are converted as C does.
@@ -169,6 +151,33 @@ def _known(typecode: str) -> str:
             remedy=f"Pass one of {' '.join(DTYPES)}.",
         )
     return typecode
+
+
+def _values(typecode: str, data: Sequence[Any]) -> memoryview:
+    """Numbers as memory, so that none is wrong once there is a buffer for them."""
+    if not data:
+        raise _empty((0,))
+    values = cast_to(memoryview(bytearray(len(data) * struct.calcsize(typecode))), typecode)
+    try:
+        for index, value in enumerate(data):
+            values[index] = value
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            doing="making",
+            subject=f"a buffer of {len(data)} values",
+            met=f"one of them is no {DTYPES[typecode]}: {error}",
+            remedy="Pass numbers of that type.",
+        ) from error
+    return values
+
+
+def _empty(shape: tuple[int, ...]) -> ArgumentError:
+    return ArgumentError(
+        doing="allocating",
+        subject=f"a buffer of shape {shape}",
+        met="it would be empty",
+        remedy="Ask for one element at least.",
+    )
 
 
 def _retyped(memory: memoryview, typecode: str) -> memoryview:

@@ -113,7 +113,8 @@ class Conditionals(Graphs):
         self._capturing.refuse_read("reading a predicate")
         if callable(predicate):
             return int(predicate())
-        return int(flat(memory_of(predicate, "reading the predicate"))[0])
+        memory = _element(predicate, INDEX_DTYPES | {"bool"}, "a predicate", "one Bool or integer")
+        return int(flat(memory)[0])
 
     def _close_loop(self, body: Capture, conditional: Conditional) -> None:
         """Samples the loop's predicate at the end of its body, unless that was done last."""
@@ -156,15 +157,13 @@ class Conditionals(Graphs):
         """How captured work reads ``predicate``, and its memory if that is known."""
         if callable(predicate):
             return partial(_called, predicate), None
-        wanted = "one 32- or 64-bit integer" if kind is ConditionalKind.SWITCH else "one Bool"
-        try:
-            memory = memory_of(predicate)
-        except ArgumentError as error:
-            raise _unfit(kind, wanted, f"it is {predicate!r}: {error.met}") from error
-        dtype = DTYPES[memory.format]
-        fits = dtype in INDEX_DTYPES if kind is ConditionalKind.SWITCH else dtype == "bool"
-        if not fits or memory.nbytes != memory.itemsize:
-            raise _unfit(kind, wanted, f"it is {dtype} of shape {memory.shape}")
+        switch = kind is ConditionalKind.SWITCH
+        memory = _element(
+            predicate,
+            INDEX_DTYPES if switch else frozenset({"bool"}),
+            f"the predicate of a {kind.value} node",
+            "one 32- or 64-bit integer" if switch else "one Bool",
+        )
         if isinstance(predicate, Buffer):
             capture.operand(predicate)
         return partial(flat(memory).__getitem__, 0), memory
@@ -198,13 +197,26 @@ def _check(kind: ConditionalKind, branches: int, first: bool, max_steps: int | N
         )
 
 
-def _unfit(kind: ConditionalKind, wanted: str, met: str) -> PredicateError:
-    return PredicateError(
+def _element(predicate: object, dtypes: frozenset[str], what: str, wanted: str) -> memoryview:
+    """The memory of a predicate.
+
+    Raises:
+        PredicateError: It is not one element of one of ``dtypes``.
+    """
+    try:
+        memory = memory_of(predicate)
+        dtype = DTYPES[memory.format]
+        if dtype in dtypes and memory.nbytes == memory.itemsize:
+            return memory
+        met, cause = f"it is {dtype} of shape {memory.shape}", None
+    except ArgumentError as error:
+        met, cause = f"it is {predicate!r}: {error.met}", error
+    raise PredicateError(
         doing="reading",
-        subject=f"the predicate of a {kind.value} node",
+        subject=what,
         met=met,
         remedy=f"Pass {wanted} in a buffer of the host driver, or a callable that returns it.",
-    )
+    ) from cause
 
 
 def _misplaced(doing: str, capture: Capture, met: str) -> ConditionalError:

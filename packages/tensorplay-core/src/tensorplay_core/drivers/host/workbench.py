@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from tensorplay_core.errors import ArgumentError
 from tensorplay_core.protocols import Device
 from tensorplay_core.runtime import Runtime
 
@@ -60,6 +61,13 @@ class HostWorkbench:
     def add_(self, destination: Buffer, source: Buffer | float) -> None:
         """``destination += source``."""
         if isinstance(source, Buffer):
+            if len(source) != len(destination):
+                raise ArgumentError(
+                    doing="adding",
+                    subject=f"{source!r} to {destination!r}",
+                    met="their lengths differ",
+                    remedy="Pass buffers of one length: nothing is broadcast.",
+                )
             self._driver.launch(_add, destination, source, writes=(destination,))
         else:
             self._driver.launch(_add_constant, destination, _float32(source), writes=(destination,))
