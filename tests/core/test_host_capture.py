@@ -132,7 +132,7 @@ def test_the_first_illegal_call_is_the_one_named(host: Any) -> None:
         host.driver.synchronize()
     with pytest.raises(OperationRefused):
         host.driver.current.synchronize()
-    with pytest.raises(CaptureInvalidated, match="^ending .*: synchronize at"):
+    with pytest.raises(CaptureInvalidated, match=r"^ending .*: synchronize at"):
         host.runtime.graph_end(capture)
 
 

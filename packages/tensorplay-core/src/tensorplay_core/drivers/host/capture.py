@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import CaptureInvalidated, UnjoinedWork
-from tensorplay_core.protocols import CaptureMode, CaptureOptions
+from tensorplay_core.protocols import CaptureMode, CaptureOptions, ConditionalKind
 
 from .buffers import Buffer, overlap
 from .recording import Conditional, Node, Recording
@@ -100,6 +100,7 @@ class Capture:
         entered: True once it records (a body does from its enter on).
         over: True once it was ended or discarded.
         wrote: Of a while body: True if captured work writes its predicate.
+        predicate: Of a while body: what it samples at its end, in use until then.
         adopted: True if the graph hooks took it in.
         template: What an adopted capture became when its owner ended it.
         serial: Number of the root, from 1.
@@ -131,7 +132,9 @@ class Capture:
         self.offence: Offence | None = None
         self.inner: Capture | None = None
         self.entered = self.over = self.wrote = self.adopted = False
+        self.predicate: object = None
         self.template: Template | None = None
+        self._told: list[Pool] = []
         self.serial = next(_serials)
         self.lock = threading.RLock()
 
@@ -141,7 +144,7 @@ class Capture:
     ) -> Capture:
         """Body ``branch`` of ``conditional``, not yet entered."""
         root = parent.root
-        made = cls(origin, mode=root.mode, thread=root.thread, options=root.options, pool=root.pool)
+        made = cls(origin, mode=root.mode, thread=root.thread, options=root.options)
         made.parent, made.root, made.conditional = parent, root, conditional
         made.role, made.recording = conditional.role(branch), conditional.bodies[branch]
         made.holdings, made.serial, made.lock = root.holdings, root.serial, root.lock
@@ -174,6 +177,28 @@ class Capture:
             yield capture
             capture = capture.inner
 
+    @property
+    def loop(self) -> object | None:
+        """Of a while body: what stands for it in its nodes and its pool."""
+        conditional = self.conditional
+        if conditional is None or conditional.kind is not ConditionalKind.WHILE:
+            return None
+        return conditional.loop
+
+    @property
+    def loops(self) -> tuple[object, ...]:
+        """The while bodies it is in, itself first."""
+        return tuple(loop for capture in self.chain() if (loop := capture.loop) is not None)
+
+    def allocate_from(self, pool: Pool | None) -> None:
+        """Allocates from ``pool`` from now on."""
+        self.pool = pool
+        if pool is not None:
+            for capture in self.chain():
+                if (loop := capture.loop) is not None:
+                    pool.enter_loop(loop)
+                    capture._told.append(pool)
+
     def join(self, stream: Stream, where: str = "") -> Lane:
         """Takes ``stream`` in."""
         lane = Lane(self, stream, where)
@@ -186,6 +211,9 @@ class Capture:
             stream.lane = None
         self.lanes = {}
         self.over = True
+        for pool in self._told:
+            pool.leave_loop(self.loop)
+        self._told, self.predicate = [], None
         # Events and tracebacks may outlive the capture and refer to it: it must hold nothing then.
         self.recording, self.holdings, self.offence = Recording(), Holdings(), None
         if self.parent is not None and self.parent.inner is self:

@@ -54,10 +54,13 @@ class Conditionals(Graphs):
             where=user_place(),
         )
         capture.add(self._lane(capture), Node("conditional", kind.value, conditional=conditional))
-        return tuple(
+        bodies = tuple(
             Capture.body(capture, self.stream(f"{kind.value} body"), conditional, branch)
             for branch in range(branches)
         )
+        if kind is ConditionalKind.WHILE:
+            bodies[0].predicate = predicate
+        return bodies
 
     @hookimpl
     def tensorplay_conditional_enter(self, body: Capture) -> None:
@@ -71,6 +74,7 @@ class Conditionals(Graphs):
             raise _misplaced("entering", body, met)
         self._must_record(parent, f"entering {body} in")
         body.entered = True
+        body.allocate_from(parent.pool)
         parent.inner = body
         body.join(body.origin)
         body.thread = self._capturing.threads.state

@@ -139,25 +139,38 @@ class Segment:
                 free[left][1] += free.pop(left + 1)[1]
 
 
+class Piece(NamedTuple):
+    """Where a block is, and the while bodies it was allocated in."""
+
+    segment: Segment
+    offset: int
+    size: int
+    loops: tuple[object, ...]
+
+
 class Block(Storage):
     """Memory of a pool, handed out."""
 
-    __slots__ = ("_offset", "_pool", "_segment", "_size")
+    __slots__ = ("_piece", "_pool")
 
-    def __init__(self, pool: Pool, segment: Segment, offset: int, size: int, born: int) -> None:
+    def __init__(self, pool: Pool, piece: Piece, born: int) -> None:
         super().__init__(born)
-        self._pool, self._segment, self._offset, self._size = pool, segment, offset, size
+        self._pool, self._piece = pool, piece
 
     def view(self, nbytes: int) -> memoryview:
         """Its first ``nbytes`` bytes. The view keeps the segment alive, not the block."""
-        return memoryview(self._segment.memory)[self._offset : self._offset + nbytes]
+        segment, offset, *_ = self._piece
+        return memoryview(segment.memory)[offset : offset + nbytes]
 
     def __del__(self) -> None:
-        self._pool.give(self._segment, self._offset, self._size)
+        self._pool.give(self._piece)
 
 
 class Pool:
     """Segments that grow by what is asked of them, and serve the best fit first.
+
+    A block from outside a while body that is let go inside it is not served again before the body
+    ends: work of the body that reads it comes first in the recording, but again in the next run.
 
     Attributes:
         id: Its public name.
@@ -176,7 +189,8 @@ class Pool:
         self.stream: Stream | None = None
         self._ledger = ledger
         self._segments: list[Segment] = []
-        self._returned: deque[tuple[Segment, int, int]] = deque()
+        self._returned: deque[Piece] = deque()
+        self._put_off: dict[object, list[Piece]] = {}
         # Not reentrant: a finalizer that runs inside it in the same thread must not get in.
         self._lock = threading.Lock()
         self._allocated = self._peak = self._count = 0
@@ -185,8 +199,13 @@ class Pool:
     def __repr__(self) -> str:
         return f"<host pool {self.id.serial}>"
 
-    def allocate(self, nbytes: int, born: int) -> Block:
+    def allocate(self, nbytes: int, born: int, loops: tuple[object, ...] = ()) -> Block:
         """A block of at least ``nbytes`` bytes, contents undefined.
+
+        Args:
+            nbytes: How many.
+            born: Serial number of the capture.
+            loops: The while bodies that are open around it.
 
         Raises:
             PoolExhausted: The driver's limit does not allow a new segment.
@@ -210,13 +229,26 @@ class Pool:
             self._allocated += size
             self._peak = max(self._peak, self._allocated)
             self._count += 1
-        block = Block(self, segment, offset, size, born)
+        block = Block(self, Piece(segment, offset, size, loops), born)
         self._settle()
         return block
 
-    def give(self, segment: Segment, offset: int, size: int) -> None:
+    def give(self, piece: Piece) -> None:
         """Takes a block back. Safe in a finalizer."""
-        self._returned.append((segment, offset, size))
+        self._returned.append(piece)
+        self._settle()
+
+    def enter_loop(self, loop: object) -> None:
+        """A while body that may allocate here begins."""
+        with self._lock:
+            self._drain()
+            self._put_off.setdefault(loop, [])
+        self._settle()
+
+    def leave_loop(self, loop: object) -> None:
+        """It ended: what was put off for it is free, unless another one is open around it."""
+        with self._lock:
+            self._returned.extend(self._put_off.pop(loop, ()))
         self._settle()
 
     def release(self) -> None:
@@ -245,9 +277,13 @@ class Pool:
 
     def _drain(self) -> None:
         while self._returned:
-            segment, offset, size = self._returned.popleft()
-            segment.give(offset, size)
-            self._allocated -= size
+            piece = self._returned.popleft()
+            foreign = next((loop for loop in self._put_off if loop not in piece.loops), None)
+            if foreign is not None:
+                self._put_off[foreign].append(piece)
+                continue
+            piece.segment.give(piece.offset, piece.size)
+            self._allocated -= piece.size
             self._count -= 1
         if self.released:
             for segment in [one for one in self._segments if one.unused]:

@@ -73,7 +73,8 @@ class Pools(Device):
     def tensorplay_pool_route(self, pool: Pool, capture: Capture) -> Iterator[None]:
         """While entered, buffers made on the capture's streams come from ``pool``."""
         pool = self._own_pool(pool, "routing allocations to")
-        before, capture.pool = capture.pool, pool
+        before = capture.pool
+        capture.allocate_from(pool)
         try:
             yield
         finally:

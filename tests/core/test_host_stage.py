@@ -1,0 +1,160 @@
+"""Staged launches of the host: strict, complete, at once, and their results stay."""
+
+import threading
+from typing import Any
+
+import numpy
+import pytest
+
+from tensorplay_core.errors import ArgumentError, GraphStateError, SignatureMismatch
+
+
+def summing(host: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """An executable of ``out = first + 10 * second``, and ``out``."""
+
+    def work(out: Any, first: Any, second: Any) -> None:
+        for index in range(len(out)):
+            out.memory[index] = first.memory[index] + 10 * second.memory[index]
+
+    with host.capture() as captured:
+        out = host.driver.buffer(2)
+        host.driver.launch(work, out, first, second, writes=(out,))
+    return host.executable(captured), out
+
+
+@pytest.fixture
+def plan(host: Any) -> tuple[Any, ...]:
+    first, second = host.driver.buffer([0.0, 0.0]), host.driver.buffer([0.0, 0.0])
+    executable, out = summing(host, first, second)
+    return host.runtime.stage(executable, [first, second], [out]), first, second, out, executable
+
+
+def test_a_plan_copies_launches_and_returns_results_that_stay(
+    host: Any, plan: tuple[Any, ...]
+) -> None:
+    call, *_ = plan
+    (one,) = call([host.driver.buffer([1.0, 2.0]), host.driver.buffer([3.0, 4.0])])
+    (two,) = call(
+        (numpy.float32([5, 6]), host.driver.buffer([0.0, 0.0])), stream=host.driver.stream()
+    )
+    assert one.tolist() == [31.0, 42.0]
+    assert two.tolist() == [5.0, 6.0]
+
+
+def test_every_difference_is_listed_and_nothing_is_changed(
+    host: Any, plan: tuple[Any, ...]
+) -> None:
+    call, first, second, *_ = plan
+    buffer = host.driver.buffer
+    with pytest.raises(SignatureMismatch) as caught:
+        call([buffer([1.0, 2.0, 3.0]), buffer([1, 2], "i")])
+    assert caught.value.differences == (
+        "inputs[0].shape: captured (2,), got (3,)",
+        "inputs[1].dtype: captured float32, got int32",
+    )
+    with pytest.raises(SignatureMismatch, match="got a list"):
+        call([buffer([1.0, 2.0]), [1.0, 2.0]])
+    with pytest.raises(SignatureMismatch) as caught:
+        call([buffer([1.0, 2.0])])
+    assert caught.value.differences == ("len(inputs): captured 2, got 1",)
+    assert first.tolist() == second.tolist() == [0.0, 0.0]
+
+
+def test_inputs_that_are_static_buffers_themselves_are_taken_at_once(
+    host: Any, plan: tuple[Any, ...]
+) -> None:
+    call, first, second, *_ = plan
+    host.driver.copy(first, host.driver.buffer([1.0, 2.0]))
+    host.driver.copy(second, host.driver.buffer([3.0, 4.0]))
+    (same,) = call([first, second])
+    assert same.tolist() == [31.0, 42.0]
+    (swapped,) = call([second, first])
+    assert swapped.tolist() == [13.0, 24.0]
+    assert first.tolist() == [3.0, 4.0]
+
+
+def test_inputs_that_are_views_of_static_memory_are_taken_at_once(host: Any) -> None:
+    base = numpy.float32([1, 2, 3, 4])
+    first, second = host.driver.buffer(base[:2]), host.driver.buffer(base[2:])
+    executable, out = summing(host, first, second)
+    plan = host.runtime.stage(executable, [first, second], [out])
+    (result,) = plan([base[1:3], base[0:2]])
+    assert result.tolist() == [12.0, 23.0]
+
+
+def test_n_dimensional_memory_is_staged(host: Any) -> None:
+    static, out = (host.driver.buffer(numpy.zeros((2, 2), dtype="float64")) for _ in range(2))
+    with host.capture() as captured:
+        host.driver.copy(out, static)
+    plan = host.runtime.stage(host.executable(captured), [static], [out])
+    (result,) = plan([numpy.float64([[1, 2], [3, 4]])])
+    assert result.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    with pytest.raises(SignatureMismatch, match=r"\(2, 2\), got \(4,\)"):
+        plan([numpy.zeros(4)])
+
+
+def test_a_plan_needs_memory_it_can_write(host: Any, plan: tuple[Any, ...]) -> None:
+    *_, executable = plan
+    with pytest.raises(ArgumentError, match="read-only"):
+        host.runtime.stage(executable, [bytes(4)], [])
+
+
+def test_a_plan_of_a_closed_executable_says_so(host: Any, plan: tuple[Any, ...]) -> None:
+    call, first, second, _, executable = plan
+    executable.close()
+    with pytest.raises(GraphStateError, match="closed"):
+        call([first, second])
+
+
+def test_calls_of_many_threads_do_not_mix(host: Any, plan: tuple[Any, ...]) -> None:
+    call, *_ = plan
+    wrong: list[Any] = []
+    start = threading.Barrier(4)
+
+    def run(number: float) -> None:
+        inputs = [host.driver.buffer([number, number]) for _ in range(2)]
+        start.wait()
+        for _ in range(200):
+            (result,) = call(inputs)
+            if result.tolist() != [11 * number] * 2:
+                wrong.append(result.tolist())
+
+    threads = [threading.Thread(target=run, args=(float(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_plan_called_in_a_capture_is_recorded_whole(host: Any, plan: tuple[Any, ...]) -> None:
+    call, first, second, *_ = plan
+    source = host.driver.buffer([1.0, 2.0])
+    with host.capture() as captured:
+        stream = host.driver.current
+        with host.driver.using(host.driver.stream()):
+            (result,) = call([source, first], stream=stream)
+    assert first.tolist() == [0.0, 0.0]
+    host.driver.copy(first, host.driver.buffer([3.0, 4.0]))
+    launch = host.executable(captured).launch
+    launch()
+    assert result.tolist() == [31.0, 42.0]
+    source[0] = 7.0
+    launch()
+    assert result.tolist() == [17.0, 22.0]
+    assert second.tolist() == [1.0, 2.0]
+
+
+def test_the_fast_check_agrees_with_the_plan(host: Any) -> None:
+    static = [host.driver.buffer([1.0, 2.0]), host.driver.buffer([True], "?")]
+    check = host.runtime.signature_check(static)
+    assert check([numpy.zeros(2, dtype="float32"), host.driver.buffer([False], "?")])
+    for wrong in (
+        static[:1],
+        [static[0], static[0]],
+        [host.driver.buffer([1.0]), static[1]],
+        [host.driver.buffer([1, 2], "i"), static[1]],
+        [None, static[1]],
+        [numpy.zeros(4, dtype="float32")[::2], static[1]],
+    ):
+        assert not check(wrong)
