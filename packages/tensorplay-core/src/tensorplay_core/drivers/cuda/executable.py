@@ -1,0 +1,327 @@
+"""Executables: what launches a graph, as cheaply as Python can."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tensorplay_core import reclaim
+from tensorplay_core.errors import GraphStateError, StaleGraph, TensorplayError
+
+from .failures import INVALID_CONTEXT, failure
+from .order import Order
+from .streams import SPECIAL, Event, handle_of
+
+if TYPE_CHECKING:
+    from .captures import CudaTemplate, Owned
+    from .contexts import CudaDevice
+    from .staging import StagedLaunch
+    from .work import Work
+
+__all__ = ["CudaExecutable", "drain"]
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[Any, Any], tuple[Any, ...]]
+
+
+class CudaExecutable:
+    """A graph that runs.
+
+    Args:
+        work: The driver.
+        template: What it was made from. It keeps alive what the template keeps.
+        native: The native executable.
+        current: Returns the handle of this thread's current stream on the graph's device; None
+            asks the driver's own.
+        owner: Who destroys the native executable, after ``close``; None if this object does. It
+            is kept alive.
+
+    Attributes:
+        launch: ``launch(stream=None)``. None is the current stream; a stream object or an int
+            handle is that stream. It enqueues and returns.
+        target: Turns a stream (None: the current one) into a native handle, the same object for
+            the same stream.
+        template: What it runs now, to make further executables of.
+        dead: What a capture that checks liveness read and has died since.
+        lock: Held around each launch and each change of the native executable.
+        generation: Counts the updates in place.
+        dependents: Staged launches of it.
+        closed: True from ``close`` on.
+    """
+
+    launch: Callable[..., None]
+
+    def __init__(
+        self,
+        work: Work,
+        template: CudaTemplate,
+        native: Any,
+        *,
+        current: Callable[[], int] | None = None,
+        owner: object = None,
+    ) -> None:
+        self.template, self.native, self.device = template, native, template.device
+        self.subject = f"executable {int(native):#x} on {self.device}"
+        self.dead: list[str] = template.owned.dead
+        self.lock = threading.Lock()
+        self.generation = 0
+        self.closed = False
+        self.dependents: weakref.WeakSet[StagedLaunch] = weakref.WeakSet()
+        self._work, self._owner = work, owner
+        self._order: Order | None = None
+        self._retired: list[tuple[Event, Owned]] = []
+        self._call: Call = work.cu.raw("cuGraphLaunch")
+        if work.device_count > 1:
+            self._call = _in_context(work, self.device, self._call)
+        if template.owned.watched:
+            self._call = _alive(self.dead, self.subject, self._call)
+        self.launch, self.target, self._rebind = _launcher(
+            work, native, self._call, self.lock, current or _current(work, self.device), self
+        )
+        self._finish = self._finaliser()
+
+    def __repr__(self) -> str:
+        return f"<{self.subject}>"
+
+    def _finaliser(self) -> weakref.finalize[Any, Any]:
+        end = weakref.finalize(
+            self, _end, self._work, self.native, self._owner, self.template.owned, self.device
+        )
+        end.atexit = False
+        return end
+
+    def order(self) -> Order:
+        """Orders launches of this executable with those of others over the same buffers.
+
+        From the first call on every launch, plain or staged, comes after the one before it,
+        whatever stream each is on.
+        """
+        with self.lock:
+            self.check_open()
+            if self._order is None:
+                self._order = Order(self._work, self.device, self.native)
+                self._call = self._order.around(self._call)
+                self._rebind(self._call)
+            return self._order
+
+    def mended(self, code: Any) -> bool:
+        """True if a launch failed for want of a context in this thread, which now has one."""
+        if code != INVALID_CONTEXT or int(self._work.cu.cuCtxGetCurrent()):
+            return False
+        # The thread's first CUDA call: make the device current, as CUDA's runtime would.
+        self._work.cu.cuCtxSetCurrent(self._work.context(self.device), about=self.subject)
+        return True
+
+    def fail(self, code: Any, call: str) -> NoReturn:
+        """Raises what a launch met."""
+        raise failure(self._work.native, call, int(code), about=self.subject)
+
+    def upload(self, stream: object = None) -> None:
+        """Moves to the device what the first launch would have to move, ordered on ``stream``.
+
+        Raises:
+            GraphStateError: It is closed.
+        """
+        target = self.target(stream)
+        with self.lock, self._work.activated(self.device):
+            self.check_open()
+            self._work.cu.cuGraphUpload(self.native, target, about=self.subject)
+
+    def raw(self) -> int:
+        """The native executable, a ``cudaGraphExec_t`` as int.
+
+        Raises:
+            GraphStateError: It is closed.
+        """
+        self.check_open()
+        return int(self.native)
+
+    def check_open(self) -> None:
+        """Raises GraphStateError if it is closed."""
+        if self.closed:
+            raise _closed(self.subject)
+
+    def check_alive(self) -> None:
+        """Raises StaleGraph if memory that it reads has died."""
+        if self.dead:
+            raise _stale(self.subject, self.dead)
+
+    def adopt(self, template: CudaTemplate) -> None:
+        """It runs ``template`` now, refreshed in place. Called under the lock.
+
+        What it ran before may still be running: that is kept until an event says otherwise.
+        """
+        work, event = self._work, Event(self._work, self.device)
+        service = work.service(self.device)
+        with work.relaxed(), work.activated(self.device):
+            passed = work.cu.raw("cuEventQuery")
+            self._retired = [one for one in self._retired if passed(one[0].native)[0]]
+            work.cu.cuGraphUpload(self.native, service, about=self.subject)
+            work.cu.cuEventRecord(event.native, service, about=self.subject)
+        self._retired.append((event, self.template.owned))
+        self.template = template
+        self.generation += 1
+        self._finish.detach()
+        self._finish = self._finaliser()
+
+    def close(self) -> None:
+        """Waits for launches under way, then destroys it. Idempotent."""
+        subject = self.subject
+
+        def refuse(*_: object) -> NoReturn:
+            raise _closed(subject)
+
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self._rebind(refuse)
+        # Without its closures the object is no cycle, and goes when its last user does.
+        self.launch = refuse
+        self.target = refuse
+        for dependent in list(self.dependents):
+            dependent.close()
+        self._finish()
+        self._retired.clear()
+        self._order = self._owner = None
+
+
+def _launcher(
+    work: Work,
+    native: Any,
+    call: Call,
+    lock: threading.Lock,
+    current: Callable[[], int],
+    executable: CudaExecutable,
+) -> tuple[Callable[..., None], Callable[[object], Any], Callable[[Call], None]]:
+    """``launch``, ``target``, and what changes the call that ``launch`` makes.
+
+    All that ``launch`` uses is local to this function: it is the whole cost of a replay beside the
+    driver's own, and an attribute look-up is a hundredth of that.
+    """
+    make = work.native.CUstream
+    targets: dict[int, Any] = {}
+    known: tuple[object, Any] = (executable, None)
+
+    def target_of(handle: int) -> Any:
+        found = targets.get(handle)
+        if found is None:
+            if len(targets) >= 64:  # Most are of streams long gone.
+                targets.clear()
+            found = targets[handle] = make(handle)
+        return found
+
+    def target(stream: object = None) -> Any:
+        return target_of(current() if stream is None else handle_of(stream))
+
+    def launch(stream: object = None) -> None:
+        nonlocal known
+        if stream is None:
+            handle = current()
+            try:
+                where = targets[handle]
+            except KeyError:
+                where = target_of(handle)
+        else:
+            held, where = known
+            if stream is not held:
+                where = target_of(handle_of(stream))
+                known = stream, where
+        with lock:
+            code = call(native, where)[0]
+        if code:
+            failed(code, where)
+
+    def failed(code: Any, where: Any) -> None:
+        if executable.mended(code):
+            with lock:
+                code = call(native, where)[0]
+        if code:
+            executable.fail(code, "cuGraphLaunch")
+
+    def rebind(changed: Call) -> None:
+        nonlocal call
+        call = changed
+
+    return launch, target, rebind
+
+
+def _current(work: Work, device: CudaDevice) -> Callable[[], int]:
+    state, ordinal = work.current, int(device)
+
+    def current() -> int:
+        return state.streams.get(ordinal, 0)
+
+    return current
+
+
+def _in_context(work: Work, device: CudaDevice, call: Call) -> Call:
+    """On several GPUs a special handle means the stream of the device that is current."""
+
+    def launch(native: Any, target: Any) -> tuple[Any, ...]:
+        if int(target) in SPECIAL:
+            with work.activated(device):
+                return call(native, target)
+        return call(native, target)
+
+    return launch
+
+
+def _alive(dead: list[str], subject: str, call: Call) -> Call:
+    def launch(native: Any, target: Any) -> tuple[Any, ...]:
+        if dead:
+            raise _stale(subject, dead)
+        return call(native, target)
+
+    return launch
+
+
+def _stale(subject: str, dead: list[str]) -> StaleGraph:
+    return StaleGraph(
+        doing="replaying",
+        subject=subject,
+        met=f"memory that it reads has died: {', '.join(dead)}",
+        remedy="Keep the inputs alive, or capture without check_input_liveness: then the graph "
+        "does.",
+    )
+
+
+def _closed(subject: str) -> GraphStateError:
+    return GraphStateError(
+        doing="using",
+        subject=subject,
+        met="it is closed",
+        remedy="Capture the graph again after reset() or close().",
+    )
+
+
+def drain(work: Work, native: Any, device: CudaDevice) -> None:
+    """Waits for the launches of one executable, and for nothing else.
+
+    An upload comes after every earlier launch of the same executable, on whatever stream that was
+    (so the driver's documentation of cuGraphUpload): waiting for one waits for them all.
+    """
+    about, service = f"executable {int(native):#x} on {device}", work.service(device)
+    with work.relaxed(), work.activated(device):
+        work.cu.cuGraphUpload(native, service, about=about)
+        work.cu.cuStreamSynchronize(service, about=about)
+
+
+def _end(work: Work, native: Any, owner: object, owned: Owned | None, device: CudaDevice) -> None:
+    def end() -> None:
+        nonlocal owner, owned
+        try:
+            drain(work, native, device)
+        except TensorplayError:
+            # A context lost to a failed kernel has nothing left to wait for.
+            log.exception("waiting for the last launches of a graph failed")
+        if owner is None:
+            with work.relaxed(), work.activated(device):
+                work.cu.cuGraphExecDestroy(native, about=f"executable {int(native):#x}")
+        owner = owned = None
+
+    reclaim.dispose(end)

@@ -1,0 +1,339 @@
+"""Hooks of a graph: capture, adoption, instantiation, update, inspection."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tensorplay_core.errors import CaptureError, ConditionalError
+from tensorplay_core.hookspecs import hookimpl
+from tensorplay_core.protocols import CaptureMode, CaptureOptions, StagePlan, Update
+from tensorplay_core.topology import Topology
+
+from . import topology, unwinding
+from .arrays import DeviceArray, view
+from .captures import CudaCapture, CudaTemplate, Owned
+from .contexts import CudaDevice
+from .executable import CudaExecutable
+from .failures import failure
+from .pool import CudaPool, Pools
+from .staging import staged
+from .streams import LEGACY
+from .updating import update
+
+__all__ = ["Graphs"]
+
+_MODES = {
+    "global": "CU_STREAM_CAPTURE_MODE_GLOBAL",
+    "thread_local": "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL",
+    "relaxed": "CU_STREAM_CAPTURE_MODE_RELAXED",
+}
+
+
+class Graphs(Pools):
+    """Devices and pools, with graphs."""
+
+    def __init__(self, driver: Any = None) -> None:
+        super().__init__(driver)
+        # What graphs of other libraries need, by capture: nobody tells when such a graph dies, so
+        # it stays until `graph_end` hands it to a template.
+        self._unclaimed: dict[int, Owned] = {}
+
+    @hookimpl
+    def tensorplay_graph_begin(
+        self,
+        device: CudaDevice,
+        stream: object,
+        pool: CudaPool,
+        mode: CaptureMode,
+        options: CaptureOptions,
+    ) -> CudaCapture:
+        """Begins a capture, after waiting for the device, and makes its stream current."""
+        handle = self.handle(stream, device)
+        about = f"a capture on stream {handle:#x} of {device}"
+        self._refuse_stream(handle, about)
+        # Loading code inside the capture may fail it; a conditional will want this.
+        self.shipped(device, "predicates")
+        native_mode = getattr(self.native.CUstreamCaptureMode, _MODES[mode])
+        with self.capture_lock:
+            self._wait_before(device, handle)
+            with self.activated(device):
+                self.cu.cuStreamBeginCapture(handle, native_mode, about=about)
+            try:
+                info = self.cu.capture_info(handle, about=about)
+            except BaseException:
+                self.cu.raw("cuStreamEndCapture")(handle)
+                raise
+            capture = CudaCapture(
+                device=device,
+                stream=handle,
+                graph=info.graph,
+                id=info.id,
+                pools=[pool],
+                track=options.track_operands,
+                watch=options.check_input_liveness,
+            )
+            capture.owned.keep(pool)
+            self.captures[info.id] = capture
+        capture.restore = self.make_current(device, handle)
+        return capture
+
+    def _refuse_stream(self, handle: int, about: str) -> None:
+        if handle in LEGACY:
+            raise CaptureError(
+                doing="beginning",
+                subject=about,
+                met="it is the legacy default stream, which cannot capture",
+                remedy="Capture on a side stream: stream=None takes one.",
+            )
+        if self.is_capturing(handle):
+            raise CaptureError(
+                doing="beginning",
+                subject=about,
+                met="the stream is capturing already",
+                remedy="End that capture first, or capture on another stream.",
+            )
+
+    def _wait_before(self, device: CudaDevice, handle: int) -> None:
+        """Waits for what was issued before: for the device, or beside captures for two streams."""
+        with self.relaxed(), self.activated(device):
+            if not self.captures:
+                self.cu.cuCtxSynchronize(about=str(device))
+                return
+            for stream in {handle, self.handle(None, device)}:
+                if not self.is_capturing(stream):
+                    self.cu.cuStreamSynchronize(stream, about=f"stream {stream:#x}")
+
+    @hookimpl
+    def tensorplay_graph_adopt(self, stream: object, owner: str) -> CudaCapture:
+        """Takes in a capture that another library began. The current stream stays as it is."""
+        device = self.current_device()
+        handle = self.handle(stream, device)
+        about = f"the capture of {owner} on stream {handle:#x}"
+        info = None if handle in LEGACY else self.cu.capture_info(handle, about=about)
+        if info is None or info.status != unwinding.ACTIVE:
+            raise CaptureError(
+                doing="adopting",
+                subject=about,
+                met="the stream is not capturing"
+                if info is None or not info.status
+                else "an illegal call broke the capture",
+                remedy="Begin the capture first, and pass the stream that it runs on.",
+            )
+        known = self.captures.get(info.id)
+        if known is not None:
+            return known
+        with self.relaxed():
+            self.shipped(device, "predicates")
+        capture = CudaCapture(
+            device=device,
+            stream=handle,
+            graph=info.graph,
+            id=info.id,
+            owner=owner,
+            owned=self._unclaimed.setdefault(info.id, Owned()),
+            pools=[self.tensorplay_pool_create(device)],
+        )
+        capture.owned.keep(capture.pools[0])
+        self.captures[info.id] = capture
+        return capture
+
+    @hookimpl
+    def tensorplay_graph_end(self, capture: CudaCapture) -> CudaTemplate:
+        """Ends the capture; of an adopted one, which its owner has ended, makes the template."""
+        if capture.owner:
+            return self.template_of(capture, capture.graph, capture.owner)
+        if capture.open or capture.poisoned:
+            error = ConditionalError(
+                doing="ending",
+                subject=repr(capture),
+                met=capture.poisoned or f"{capture.open[-1]!r} is open",
+                remedy="Close each body before the capture ends; the capture was discarded.",
+            )
+            self.tensorplay_graph_abort(capture, error)
+            raise error
+        try:
+            code, graph = self.cu.raw("cuStreamEndCapture")(capture.stream)
+            if code:
+                # The graph went with the capture: there is nothing left to destroy.
+                raise failure(self.native, "cuStreamEndCapture", int(code), about=repr(capture))
+            return CudaTemplate(self, capture, graph)
+        finally:
+            self._leave(capture)
+
+    def template_of(self, capture: CudaCapture, graph: Any, owner: object) -> CudaTemplate:
+        """The template of an adopted capture, once its owner ended it.
+
+        Args:
+            capture: What ``graph_adopt`` returned.
+            graph: The owner's native graph, a handle or an int.
+            owner: Who destroys it; it is kept alive until the template is closed.
+        """
+        native = self.native.CUgraph(int(graph))
+        try:
+            return CudaTemplate(self, capture, native, owner)
+        finally:
+            self._leave(capture)
+
+    def _leave(self, capture: CudaCapture) -> None:
+        self.captures.pop(capture.id, None)
+        self._unclaimed.pop(capture.id, None)
+        if capture.restore is not None:
+            capture.restore()
+            capture.restore = None
+        capture.finish()
+
+    @hookimpl
+    def tensorplay_graph_abort(self, capture: CudaCapture, error: BaseException | None) -> None:
+        """Ends and discards a capture that failed. Of an adopted one it ends the bodies only.
+
+        The owner of an adopted capture then ends that. If it is ``poisoned``, the owner must never
+        destroy the graph it gets. At last it calls ``bury``.
+        """
+
+        def note(sentence: str) -> None:
+            if error is not None:
+                error.add_note(sentence)
+
+        for body in reversed(capture.open):
+            self.captures.pop(body.id, None)
+            if body.lane is not None and body.restore is not None:
+                body.restore()
+        try:
+            unwinding.unwind(self, capture, note)
+        except Exception as met:
+            # Never raises: the user's own exception is under way.
+            note(f"unwinding {capture!r} met {type(met).__name__}: {met}")
+        if not capture.owner:
+            self._leave(capture)
+
+    def bury(self, capture: CudaCapture, error: BaseException | None = None) -> None:
+        """After ``graph_abort`` of an adopted capture and its owner's end of it: the last step."""
+        unwinding.bury(self, capture, error.add_note if error is not None else lambda _: None)
+        self._leave(capture)
+
+    @hookimpl
+    def tensorplay_graph_instantiate(self, template: CudaTemplate) -> CudaExecutable:
+        """Makes a template executable."""
+        native = self._instantiated(template.live())
+        return self.make_executable(template, native)
+
+    def make_executable(
+        self,
+        template: CudaTemplate,
+        raw: Any,
+        owner: object = None,
+        current: Callable[[], int] | None = None,
+    ) -> CudaExecutable:
+        """Wraps a native executable; see ``CudaExecutable`` for the arguments."""
+        native = raw if owner is None else self.native.CUgraphExec(int(raw))
+        return CudaExecutable(self, template, native, current=current, owner=owner)
+
+    def _instantiated(self, template: CudaTemplate) -> Any:
+        with self.relaxed(), self.activated(template.device):
+            code, native = self.cu.raw("cuGraphInstantiate")(template.graph, 0)
+            if not code:
+                return native
+            error = failure(self.native, "cuGraphInstantiate", int(code), about=template.subject)
+            asked = self.native.CUDA_GRAPH_INSTANTIATE_PARAMS()
+            code, native = self.cu.raw("cuGraphInstantiateWithParams")(template.graph, asked)
+            if not code:
+                return native
+        error.add_note(f"The driver's reason: {asked.result_out.name}")
+        if int(asked.hErrNode_out):
+            nodes = [int(node) for node in template.nodes]
+            if int(asked.hErrNode_out) in nodes:
+                place = nodes.index(int(asked.hErrNode_out))
+                error.add_note(f"The node it stops at: number {place}")
+        raise error
+
+    @hookimpl
+    def tensorplay_executable_adopt(
+        self, template: CudaTemplate, raw: Any, owner: object
+    ) -> CudaExecutable:
+        """Wraps an executable of another library, which destroys it after ``close``.
+
+        A callable ``owner.current_stream`` gives the handle of the current stream.
+        """
+        current = getattr(owner, "current_stream", None)
+        return self.make_executable(template, raw, owner, current if callable(current) else None)
+
+    @hookimpl
+    def tensorplay_graph_update(self, executable: CudaExecutable, template: CudaTemplate) -> Update:
+        """Refreshes an executable in place, or says what keeps it from that."""
+        return update(self, executable, template)
+
+    @hookimpl
+    def tensorplay_graph_topology(self, template: CudaTemplate) -> Topology:
+        """Nodes, names, sizes, edges and bodies."""
+        live = template.live()
+        return topology.read(self, live.graph, live.branches, label=live.subject)
+
+    @hookimpl
+    def tensorplay_graph_dot(self, template: CudaTemplate, verbose: bool) -> str:
+        """The driver's own DOT text."""
+        flags = self.native.CUgraphDebugDot_flags.CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE if verbose else 0
+        handle, path = tempfile.mkstemp(suffix=".dot")
+        os.close(handle)
+        try:
+            self.cu.cuGraphDebugDotPrint(
+                template.live().graph, path.encode(), int(flags), about=template.subject
+            )
+            return Path(path).read_text(encoding="utf-8")
+        finally:
+            Path(path).unlink()
+
+    @hookimpl
+    def tensorplay_graph_capturing(self, device: CudaDevice) -> bool:
+        """True if this thread's current stream is capturing."""
+        return self.is_capturing(self.handle(None, device))
+
+    @hookimpl
+    def tensorplay_stage(
+        self, executable: CudaExecutable, static_inputs: Sequence[Any], results: Sequence[Any]
+    ) -> StagePlan:
+        """Staged launches of arrays of any library; results are arrays of this driver."""
+        return self.staged(
+            executable,
+            static_inputs,
+            results,
+            check=self.tensorplay_signature_check(static_inputs),
+            pointer=_pointer_of(static_inputs),
+            allocate=self.tensorplay_array_like,
+            using=lambda stream: self.using(stream, executable.device),
+        )
+
+    def staged(
+        self,
+        executable: CudaExecutable,
+        static: Sequence[Any],
+        results: Sequence[Any],
+        *,
+        check: Callable[[Sequence[Any]], bool],
+        pointer: Callable[[Any], int],
+        allocate: Callable[[Any], Any],
+        using: Callable[[Any], AbstractContextManager[Any]],
+        hold: bool = True,
+    ) -> StagePlan:
+        """Staged launches with a framework's own checks and allocator; see ``staging.staged``."""
+        return staged(
+            self,
+            executable,
+            static,
+            results,
+            check=check,
+            pointer=pointer,
+            allocate=allocate,
+            using=using,
+            hold=hold,
+        )
+
+
+def _pointer_of(static: Sequence[Any]) -> Callable[[Any], int]:
+    if all(type(array) is DeviceArray for array in static):
+        return lambda array: int(array.pointer)
+    return lambda array: view(array).pointer

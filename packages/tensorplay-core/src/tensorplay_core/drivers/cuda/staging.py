@@ -1,0 +1,246 @@
+"""Staged launches: fresh inputs in, launch, owned results out, in one crossing into the driver."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from tensorplay_core.errors import CaptureError, SignatureMismatch
+from tensorplay_core.protocols import StagePlan
+from tensorplay_core.signature import differences, facts
+
+from .arrays import View, overlap, view
+from .separation import Separation
+from .streams import Event
+from .tables import Entry, Kernels, launcher
+
+if TYPE_CHECKING:
+    from .executable import CudaExecutable
+    from .work import Work
+
+__all__ = ["StagedLaunch", "staged"]
+
+
+class StagedLaunch:
+    """A plan: ``plan(inputs, *, stream=None) -> results``. See ``staged`` for its arguments."""
+
+    def __init__(
+        self,
+        work: Work,
+        executable: CudaExecutable,
+        static: Sequence[Any],
+        results: Sequence[Any],
+        *,
+        check: Callable[[Sequence[Any]], bool],
+        pointer: Callable[[Any], int],
+        allocate: Callable[[Any], Any],
+        using: Callable[[Any], AbstractContextManager[Any]],
+        hold: bool,
+    ) -> None:
+        self._work, self._executable = work, executable
+        self._static, self._results = tuple(static), tuple(results)
+        self._check, self._pointer, self._allocate = check, pointer, allocate
+        self._using, self._hold = using, hold
+        self._captured = [facts(array) for array in static]
+        self._entries = [_entry(array) for array in static]
+        self._sinks = [_entry(array) for array in results]
+        self._separation = Separation(self._entries)
+        self._order = executable.order()
+        self._kernels = Kernels(work, executable.device)
+        self._generation = executable.generation
+        self._launch = launcher(self._kernels, executable, self._entries, self._sinks)
+        self._held: deque[tuple[Event, object]] = deque()
+        self._spare: list[Event] = []
+        self._passed = work.cu.raw("cuEventQuery")
+        executable.dependents.add(self)
+
+    def __call__(self, inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
+        """Checks, copies, launches.
+
+        Raises:
+            SignatureMismatch: Inputs unlike the static ones; nothing was changed.
+            CaptureError: The stream is capturing.
+            GraphStateError: The executable is closed.
+        """
+        if not self._check(inputs):
+            self._refuse_unless_equal(inputs)
+        with nullcontext() if stream is None else self._using(stream):
+            pointers = tuple(map(self._pointer, inputs))
+            keep: object = tuple(inputs)
+            copies: Sequence[tuple[int, int, int]] = ()
+            if self._separation.doubtful(pointers):
+                pointers, copies, keep = self._set_apart(inputs, pointers)
+            results = tuple(map(self._allocate, self._results))
+        self._go(pointers, tuple(map(self._pointer, results)), copies, keep, stream)
+        return results
+
+    def _go(
+        self,
+        sources: Sequence[int],
+        destinations: Sequence[int],
+        copies: Sequence[tuple[int, int, int]],
+        keep: object,
+        stream: object,
+    ) -> None:
+        executable, order = self._executable, self._order
+        target = executable.target(stream)
+        with executable.lock:
+            executable.check_open()
+            executable.check_alive()
+            if executable.generation != self._generation:
+                self._renew()
+            if order.capturing(target):
+                raise self._inside_a_capture()
+            code = self._issue(sources, destinations, copies, target)
+            if code and executable.mended(code):
+                code = self._issue(sources, destinations, copies, target)
+            if not code:
+                code = order.after(target, self._note(keep))
+        if code:
+            executable.fail(code, "a staged launch")
+
+    def _issue(
+        self,
+        sources: Sequence[int],
+        destinations: Sequence[int],
+        copies: Sequence[tuple[int, int, int]],
+        target: Any,
+    ) -> Any:
+        code = self._order.before(target)
+        if not code and copies:
+            code = self._kernels.copy_now(copies, target)
+        return code or self._launch(sources, destinations, target)
+
+    def _note(self, keep: object) -> Event | None:
+        """The event that is to stand for this launch; with it, its inputs are let go of."""
+        if not self._hold:
+            return None
+        held = self._held
+        if held:
+            with self._work.relaxed():
+                # The last one stays whatever it says: until now it is the order's.
+                while len(held) > 1 and not self._passed(held[0][0].native)[0]:
+                    self._spare.append(held.popleft()[0])
+        event = self._spare.pop() if self._spare else Event(self._work, self._executable.device)
+        held.append((event, keep))
+        return event
+
+    def _renew(self) -> None:
+        self._launch.close()
+        self._launch = launcher(self._kernels, self._executable, self._entries, self._sinks)
+        self._generation = self._executable.generation
+
+    def _refuse_unless_equal(self, inputs: Sequence[Any]) -> None:
+        found = differences(self._captured, inputs)
+        if found:
+            raise SignatureMismatch(
+                differences=found, subject=self._executable.subject, doing="staging inputs for"
+            )
+
+    def _set_apart(
+        self, inputs: Sequence[Any], pointers: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], list[tuple[int, int, int]], object]:
+        """Replaces inputs that a copy of this call would overwrite by copies made ahead of it."""
+        clashing = self._separation.clashes(pointers)
+        if not clashing:
+            return pointers, [], tuple(inputs)
+        apart = {place: self._allocate(self._static[place]) for place in clashing}
+        moved = list(pointers)
+        copies = []
+        for place, array in apart.items():
+            moved[place] = self._pointer(array)
+            copies.append((pointers[place], moved[place], self._entries[place].nbytes))
+        return tuple(moved), copies, (tuple(inputs), apart)
+
+    def _inside_a_capture(self) -> CaptureError:
+        return CaptureError(
+            doing="staging inputs for",
+            subject=self._executable.subject,
+            met="the stream is capturing, and inputs that change at each call cannot be captured",
+            remedy="Inside a capture use replay(); stage into the graph that is being captured.",
+        )
+
+    def close(self) -> None:
+        """Waits for its launches and ends them. The executable does it when it closes."""
+        self._launch.close()
+        self._held.clear()
+
+
+def staged(
+    work: Work,
+    executable: CudaExecutable,
+    static: Sequence[Any],
+    results: Sequence[Any],
+    *,
+    check: Callable[[Sequence[Any]], bool],
+    pointer: Callable[[Any], int],
+    allocate: Callable[[Any], Any],
+    using: Callable[[Any], AbstractContextManager[Any]],
+    hold: bool = True,
+) -> StagePlan:
+    """A plan of staged launches.
+
+    Args:
+        work: The driver.
+        executable: What is launched.
+        static: The graph's input buffers.
+        results: The graph's output buffers.
+        check: True if inputs are like ``static``; it may say no to some that are.
+        pointer: The address of an input, or of an array that ``allocate`` made.
+        allocate: A new array like the one given, for work on the current stream.
+        using: Makes a stream current, for the allocations of a call that names one.
+        hold: Keep inputs alive until their copies are done. An allocator that orders reuse by the
+            launching stream needs no more than the call itself.
+
+    Returns:
+        The plan. For buffers that a copy of bytes cannot fill (with gaps, or overlapping one
+        another) it refuses every call with SignatureMismatch, so that full copies are made.
+    """
+    unfit = _unfit([view(array) for array in static], [view(array) for array in results])
+    if unfit:
+        return _refusing(unfit, executable.subject)
+    return StagedLaunch(
+        work,
+        executable,
+        static,
+        results,
+        check=check,
+        pointer=pointer,
+        allocate=allocate,
+        using=using,
+        hold=hold,
+    )
+
+
+def _entry(array: Any) -> Entry:
+    facts_of = view(array)
+    return Entry(facts_of.pointer, facts_of.nbytes)
+
+
+def _unfit(static: Sequence[View], results: Sequence[View]) -> list[str]:
+    found = [
+        f"{name}[{place}]: its strides {one.strides} leave gaps"
+        for name, views in (("static_inputs", static), ("results", results))
+        for place, one in enumerate(views)
+        if not one.dense
+    ]
+    return found + [
+        f"static_inputs[{place}]: it overlaps static_inputs[{before}]"
+        for place, one in enumerate(static)
+        for before in range(place)
+        if overlap(one, static[before])
+    ]
+
+
+def _refusing(unfit: list[str], subject: str) -> StagePlan:
+    def plan(inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
+        raise SignatureMismatch(
+            differences=unfit,
+            subject=subject,
+            doing="staging inputs for",
+            remedy="Use dense buffers that do not overlap, or copy into them before replay().",
+        )
+
+    return plan

@@ -1,0 +1,76 @@
+"""Refreshes an executable in place, and says in words what keeps it from that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tensorplay_core.protocols import Update
+
+from . import topology
+from .failures import UPDATE_FAILURE, failure
+
+if TYPE_CHECKING:
+    from .captures import CudaTemplate
+    from .executable import CudaExecutable
+    from .work import Work
+
+__all__ = ["update"]
+
+_REASONS = {
+    "ERROR": "the driver gives no reason",
+    "ERROR_TOPOLOGY_CHANGED": "nodes or edges differ",
+    "ERROR_NODE_TYPE_CHANGED": "a node is of another kind",
+    "ERROR_FUNCTION_CHANGED": "a node runs another kernel",
+    "ERROR_UNSUPPORTED_FUNCTION_CHANGE": "a node's kernel changed in a way that needs a new graph",
+    "ERROR_PARAMETERS_CHANGED": "parameters of a node changed in a way that needs a new graph",
+    "ERROR_ATTRIBUTES_CHANGED": "attributes of a node changed in a way that needs a new graph",
+    "ERROR_NOT_SUPPORTED": "a node is of a kind or configuration that cannot be updated",
+}
+_CONDITIONALS = (
+    "of conditional nodes the kind and the number of bodies must stay, "
+    "and only parameters inside the bodies may change"
+)
+
+
+def update(work: Work, executable: CudaExecutable, template: CudaTemplate) -> Update:
+    """Makes ``executable`` run ``template`` in place, or not at all.
+
+    Raises:
+        GraphStateError: Either is closed.
+        DriverCallFailed: The driver failed in another way than by refusing.
+    """
+    graph = template.live().graph
+    with executable.lock, work.relaxed(), work.activated(executable.device):
+        executable.check_open()
+        watching = template.owned.watched or executable.template.owned.watched
+        if watching:
+            return Update(in_place=False, reason="liveness of inputs is checked at each replay")
+        code, told = work.cu.raw("cuGraphExecUpdate")(executable.native, graph)
+        if not code:
+            executable.adopt(template)
+            return Update(in_place=True)
+    if int(code) != UPDATE_FAILURE:
+        raise failure(work.native, "cuGraphExecUpdate", int(code), about=executable.subject)
+    return Update(in_place=False, reason=_reason(work, executable.template, template, told))
+
+
+def _reason(work: Work, before: CudaTemplate, after: CudaTemplate, told: object) -> str:
+    found = []
+    result = getattr(told, "result", None)
+    if result is not None:
+        name = str(result.name).removeprefix("CU_GRAPH_EXEC_UPDATE_")
+        found.append(_REASONS.get(name, name.lower()))
+        node = int(getattr(told, "errorNode", None) or 0)
+        nodes = [int(one) for one in after.nodes]
+        if node in nodes:
+            place = nodes.index(node)
+            found.append(f"at node {place}, a {topology.kind_of(work, after.nodes[place])}")
+    if not before.closed:
+        shapes = [
+            topology.read(work, one.graph, one.branches, label=one.subject)
+            for one in (before, after)
+        ]
+        found += topology.count_differences(*shapes)
+    if before.branches or after.branches:
+        found.append(_CONDITIONALS)
+    return "; ".join(found) or _REASONS["ERROR"]
