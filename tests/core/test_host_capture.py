@@ -282,8 +282,9 @@ def test_a_stream_captures_once_at_a_time(host: Any) -> None:
 
 def test_begin_checks_all_it_is_given_and_changes_nothing(host: Any) -> None:
     driver, runtime = host.driver, host.runtime
-    with pytest.raises(ArgumentError, match="'strict'"):
-        host.begin("strict")
+    for begin in (host.begin, driver.stream().begin_capture):
+        with pytest.raises(ArgumentError, match="'strict'"):
+            begin("strict")
     with pytest.raises(ArgumentTypeError):
         host.begin(stream="stream")
     with pytest.raises(PoolMismatch):
@@ -396,3 +397,40 @@ def test_end_capture_is_for_the_stream_that_began(host: Any) -> None:
 def test_work_must_be_callable(host: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="the work is 3"):
         host.driver.submit(3, name="three")
+
+
+def test_what_running_work_submits_is_part_of_it(host: Any) -> None:
+    driver, ran = host.driver, []
+    with host.capture() as inner:
+        driver.launch(ran.append, "graph")
+    launch = host.executable(inner).launch
+    buffer = driver.buffer([1.0])
+
+    def work() -> None:
+        driver.launch(ran.append, "nested")
+        launch()
+        ran.append(buffer[0])
+
+    with host.capture() as captured:
+        driver.submit(work, name="work")
+    executable = host.executable(captured)
+    executable.launch()
+    assert ran == ["nested", "graph", 1.0]
+    with host.capture() as other:  # The thread's current stream records, and the work must not.
+        executable.launch(driver.stream())
+    assert ran == ["nested", "graph", 1.0] * 2
+    assert other.template.node_count == 0
+
+
+def test_running_work_cannot_begin_a_capture(host: Any) -> None:
+    with pytest.raises(CaptureError, match="work that runs"):
+        host.driver.submit(host.begin, name="begins")
+    assert not host.runtime.graph_capturing("host")
+
+
+def test_drivers_do_not_mix_their_events(host: Any) -> None:
+    other = type(host)().driver
+    with host.capture():
+        event = host.driver.current.record_event()
+        with pytest.raises(ArgumentError, match="another host driver"):
+            other.stream().wait_event(event)

@@ -6,7 +6,12 @@ from typing import Any
 import numpy
 import pytest
 
-from tensorplay_core.errors import ArgumentError, GraphStateError, SignatureMismatch
+from tensorplay_core.errors import (
+    ArgumentError,
+    GraphStateError,
+    OperationRefused,
+    SignatureMismatch,
+)
 
 
 def summing(host: Any, first: Any, second: Any) -> tuple[Any, Any]:
@@ -158,3 +163,15 @@ def test_the_fast_check_agrees_with_the_plan(host: Any) -> None:
         [numpy.zeros(4, dtype="float32")[::2], static[1]],
     ):
         assert not check(wrong)
+
+
+def test_a_refused_stream_leaves_the_static_inputs_as_they_were(
+    host: Any, plan: tuple[Any, ...]
+) -> None:
+    call, first, second, *_ = plan
+    capture = host.begin(stream=host.driver.stream(blocking=True))
+    fresh = host.driver.buffer(2)
+    with pytest.raises(OperationRefused, match="legacy"):
+        call([fresh, fresh], stream=0)
+    host.runtime.graph_abort(capture, None)
+    assert first.tolist() == second.tolist() == [0.0, 0.0]

@@ -10,7 +10,7 @@ from typing import Any
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 
 from .buffers import DTYPES, Buffer, cast_to, copier, filler, memory_of, poison
-from .memory import Plain, Storage
+from .ledger import Plain, Storage
 from .queue import Queue
 
 __all__ = ["Arrays"]

@@ -14,7 +14,7 @@ from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from .capturing import Capturing
-    from .memory import Storage
+    from .ledger import Storage
 
 __all__ = [
     "DTYPES",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from tensorplay_core.errors import CaptureInvalidated, UnjoinedWork
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, ConditionalKind
 
 from .buffers import Buffer, overlap
+from .holdings import Holdings
 from .recording import Conditional, Node, Recording
 from .streams import Lane, Stream, ThreadState
 from .where import user_place
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from tensorplay_core.errors import TensorplayError
 
-    from .memory import Pool, Storage
+    from .memory import Pool
     from .template import Template
 
-__all__ = ["Capture", "Holdings", "Offence"]
+__all__ = ["Capture", "Offence"]
 
 _serials = itertools.count(1)
 
@@ -42,38 +42,6 @@ class Offence:
     error: TensorplayError
     culprit: str
     thread: str
-
-
-class Holdings:
-    """What a graph keeps alive, or watches: shared by a template and its executables.
-
-    Attributes:
-        kept: Whatever lives as long as the graph can run.
-        watched: Storage held weakly and checked at each replay, with what to call it.
-    """
-
-    __slots__ = ("_known", "kept", "watched")
-
-    def __init__(self) -> None:
-        self.kept: list[object] = []
-        self.watched: list[tuple[weakref.ref[Storage], str]] = []
-        self._known: set[int] = set()
-
-    def keep(self, owned: object) -> None:
-        """Keeps ``owned``, once."""
-        if id(owned) not in self._known:
-            self._known.add(id(owned))
-            self.kept.append(owned)
-
-    def include(self, child: Holdings) -> None:
-        """Keeps and watches what a child graph does."""
-        self.keep(child)
-        self.watched.extend(child.watched)
-
-    def watch(self, storage: Storage, what: str) -> None:
-        """Watches ``storage``, once."""
-        if all(ref() is not storage for ref, _ in self.watched):
-            self.watched.append((weakref.ref(storage), what))
 
 
 class Capture:

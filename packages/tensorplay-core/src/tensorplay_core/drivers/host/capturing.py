@@ -1,70 +1,42 @@
-"""What is being captured on one driver object, and what that forbids.
-
-The rules are those of CUDA's stream capture (CUDA C++ Programming Guide, "Graphs: stream capture").
-Always refused: waiting for, or asking about, a stream or an event that is captured; ordering a
-captured stream after work outside its capture, or two captures after each other; forking the legacy
-stream; any use of the legacy stream while a blocking stream is captured. Refused as the mode says:
-other calls that wait (a synchronisation, a read-back, an event query). ``global`` refuses them of
-every thread, ``thread_local`` of the thread that began the capture, ``relaxed`` of none. Whatever
-is refused breaks the captures that it would have harmed. Allocating is never refused: on a host it
-waits for nothing.
-"""
+"""The captures under way on one driver object: begun, ordered, ended."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import NoReturn
 
-from tensorplay_core.errors import CaptureError, ConditionalError, GraphStateError, OperationRefused
-from tensorplay_core.protocols import CaptureMode, CaptureOptions
+from tensorplay_core.errors import (
+    ArgumentError,
+    CaptureError,
+    ConditionalError,
+    GraphStateError,
+)
+from tensorplay_core.protocols import CAPTURE_MODES, CaptureMode, CaptureOptions
 
 from .capture import Capture
 from .memory import Pool
-from .streams import Mark, Stream, Threads
+from .rules import Rules
+from .streams import Mark, Stream
 from .template import Template
 from .where import user_place
 
 __all__ = ["Capturing"]
 
-LATER = "Move it after the capture."
-READ_LATER = (
-    "Read it after a replay; to branch on it inside the graph use cond(), while_loop() or a "
-    "conditional body."
-)
 
-
-class Capturing:
-    """The streams of one driver object and the captures under way on them.
-
-    Attributes:
-        live: The captures under way, bodies not counted. Falsy is the common case.
-        legacy: The legacy default stream, handle 0.
-        threads: Each thread's state.
-        streams: The streams by handle.
-    """
+class Capturing(Rules):
+    """The captures under way, and the streams that can be captured."""
 
     def __init__(self) -> None:
-        self.live: set[Capture] = set()
-        self.legacy = Stream(self, legacy=True, blocking=True)
-        self.threads = Threads(self.legacy)
+        super().__init__(Stream(self, legacy=True, blocking=True))
         self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self.streams[0] = self.legacy
         self._lock = threading.RLock()
-
-    @property
-    def current(self) -> Stream:
-        """This thread's current stream."""
-        return self.threads.state.stream
 
     def stream(self, name: str, blocking: bool) -> Stream:
         """A new stream."""
         made = Stream(self, name=name, blocking=blocking)
         self.streams[made.handle] = made
         return made
-
-    # Beginning and ending.
 
     def begin(
         self,
@@ -78,8 +50,24 @@ class Capturing:
         """Records the work of ``stream`` from now on.
 
         Raises:
-            CaptureError: It is the legacy stream, or it is capturing.
+            ArgumentError: There is no such mode.
+            CaptureError: It is the legacy stream, or it is capturing, or this is inside work that
+                runs.
         """
+        if mode not in CAPTURE_MODES:
+            raise ArgumentError(
+                doing="beginning a capture on",
+                subject=str(stream),
+                met=f"the mode is {mode!r}",
+                remedy=f"Pass one of {', '.join(map(repr, CAPTURE_MODES))}.",
+            )
+        if self.threads.state.executing:
+            raise CaptureError(
+                doing="beginning a capture on",
+                subject=str(stream),
+                met="this call is made by work that runs, and such work records nothing",
+                remedy="Begin captures outside kernels and submitted work.",
+            )
         with self._lock:
             if stream is self.legacy:
                 raise CaptureError(
@@ -171,8 +159,6 @@ class Capturing:
             capture.template = template
         return template
 
-    # Order.
-
     def mark(self, stream: Stream) -> Mark | None:
         """All work so far on ``stream``; None outside a capture.
 
@@ -202,6 +188,13 @@ class Capturing:
                 [lane.capture],
             )
         source = mark.capture
+        if source.root not in self.live and not source.over:
+            raise ArgumentError(
+                doing="ordering",
+                subject=str(stream),
+                met="the event belongs to another host driver object",
+                remedy="Take streams and events from one driver.",
+            )
         if source.over:
             self.refuse(
                 operation,
@@ -228,87 +221,3 @@ class Capturing:
                 [lane.capture, source],
             )
         lane.follow(mark)
-
-    # Refusals.
-
-    def refuse(
-        self, operation: str, met: str, remedy: str, broken: Iterable[Capture] = ()
-    ) -> NoReturn:
-        """Raises OperationRefused and marks ``broken`` captures broken by it."""
-        where = user_place()
-        error = OperationRefused(operation=operation, met=met, remedy=remedy, where=where)
-        for capture in broken:
-            capture.break_by(error, f"{operation} at {where}", self.threads.state)
-        raise error
-
-    def refuse_legacy(self, stream: Stream, operation: str) -> None:
-        """Refuses the legacy stream while a blocking stream is captured."""
-        if stream is not self.legacy or not self.live:
-            return
-        harmed = [
-            capture
-            for root in list(self.live)
-            for capture in root.open()
-            if any(one.blocking for one in list(capture.lanes))
-        ]
-        if harmed:
-            self.refuse(
-                operation,
-                f"the legacy stream is ordered with the blocking stream of {harmed[0]}",
-                "Capture on a non-blocking stream (blocking=False), or work on another stream "
-                "meanwhile.",
-                harmed,
-            )
-
-    def refuse_wait(self, stream: Stream, operation: str, remedy: str = LATER) -> None:
-        """Refuses to wait for ``stream`` where a live capture forbids it."""
-        if not self.live:
-            return
-        if stream.lane is not None:
-            self.refuse(
-                operation,
-                f"{stream} takes part in {stream.lane.capture}: its work is recorded, not run",
-                remedy,
-                [stream.lane.capture],
-            )
-        self.refuse_legacy(stream, operation)
-        self.refuse_unsafe(operation, remedy)
-
-    def refuse_event_wait(self, mark: Mark | None, operation: str) -> None:
-        """Refuses to wait for, or to query, an event where a live capture forbids it."""
-        if mark is not None:
-            self.refuse(
-                operation,
-                f"the event was recorded in {mark.capture}: nothing runs that it could stand for",
-                "Record it again outside the capture.",
-                () if mark.capture.over else [mark.capture],
-            )
-        self.refuse_unsafe(operation, LATER)
-
-    def refuse_device_wait(self, operation: str) -> None:
-        """Refuses to wait for everything where a live capture forbids it."""
-        self.refuse_wait(self.current, operation)
-
-    def refuse_read(self, operation: str) -> None:
-        """Refuses to read or write memory from the host where a live capture forbids it."""
-        if self.live:
-            state = self.threads.state
-            if not state.executing:
-                self.refuse_wait(state.stream, operation, READ_LATER)
-
-    def refuse_unsafe(self, operation: str, remedy: str) -> None:
-        """Refuses a call that waits, for the captures whose mode covers this thread."""
-        state = self.threads.state
-        harmed = [
-            capture
-            for capture in list(self.live)
-            if capture.mode == "global"
-            or (capture.mode == "thread_local" and capture.thread is state)
-        ]
-        if harmed:
-            first = harmed[0]
-            met = f"{first} is live in {first.mode} mode"
-            if first.thread is not state:
-                met += f" in thread {first.thread.name!r}"
-                remedy += " Or capture there with mode 'thread_local'."
-            self.refuse(operation, met, remedy, harmed)

@@ -85,6 +85,8 @@ def _launcher(
         """True if the launch was recorded as a child graph, False if it is to run now."""
         target = capturing.current if stream is None else resolve(stream)
         lane = target.lane
+        if threads.state.executing:
+            return False
         if lane is None:
             capturing.refuse_legacy(target, "launching a graph")
             return False

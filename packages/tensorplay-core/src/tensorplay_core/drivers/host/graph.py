@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from tensorplay_core import pictures
 from tensorplay_core.errors import (
-    ArgumentError,
     ArgumentTypeError,
     CaptureError,
     GraphStateError,
     UnsupportedByDriver,
 )
 from tensorplay_core.hookspecs import hookimpl
-from tensorplay_core.protocols import CAPTURE_MODES, CaptureMode, CaptureOptions, Update
+from tensorplay_core.protocols import CaptureMode, CaptureOptions, Update
 from tensorplay_core.topology import Topology
 
-from .capture import Capture, Holdings
+from .capture import Capture
 from .device import HOST
 from .executable import Executable
+from .holdings import Holdings
 from .pool import Pools
 from .program import Program
 from .template import Template
@@ -41,13 +41,6 @@ class Graphs(Pools):
     ) -> Capture:
         """Begins a capture; there is nothing to wait for, since work is done when submitted."""
         self.tensorplay_resolve_device(device)
-        if mode not in CAPTURE_MODES:
-            raise ArgumentError(
-                doing="beginning a capture on",
-                subject=HOST,
-                met=f"the mode is {mode!r}",
-                remedy=f"Pass one of {', '.join(map(repr, CAPTURE_MODES))}.",
-            )
         if options.generators:
             raise UnsupportedByDriver(
                 driver=HOST,

@@ -1,4 +1,4 @@
-"""Memory: what the driver holds in all, and the segments from which a pool serves blocks.
+"""Memory of pools: segments, and the blocks that are served from them.
 
 Blocks come back when their last holder is collected, so at any moment and in any thread, perhaps
 in the middle of an allocation. Finalizers therefore only append to a queue, and never wait.
@@ -10,89 +10,16 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorplay_core.errors import PoolExhausted
 from tensorplay_core.protocols import PoolStatistics
+
+from .ledger import Ledger, Storage
 
 if TYPE_CHECKING:
     from .streams import Stream
 
-__all__ = ["Block", "Ledger", "Plain", "Pool", "PoolId", "Storage"]
+__all__ = ["Block", "Pool", "PoolId"]
 
 ALIGNMENT = 64
-
-
-class Ledger:
-    """How many bytes the driver holds, and how many it may.
-
-    Attributes:
-        limit_bytes: The most it may hold; None is no limit.
-    """
-
-    def __init__(self) -> None:
-        self.limit_bytes: int | None = None
-        self._held = 0
-        self._returned: deque[int] = deque()
-        self._lock = threading.Lock()
-
-    def take(self, nbytes: int, purpose: str) -> None:
-        """Counts ``nbytes`` more.
-
-        Raises:
-            PoolExhausted: The limit does not allow them.
-        """
-        with self._lock:
-            held = self._settled()
-            if self.limit_bytes is not None and held + nbytes > self.limit_bytes:
-                raise PoolExhausted(
-                    doing="allocating",
-                    subject=f"{nbytes} bytes for {purpose}",
-                    met=f"{held} of {self.limit_bytes} bytes are held",
-                    remedy="Close graphs, let buffers go, or raise limit_bytes of the host driver.",
-                )
-            self._held += nbytes
-
-    def give(self, nbytes: int) -> None:
-        """Counts ``nbytes`` less. Safe in a finalizer."""
-        self._returned.append(nbytes)
-
-    def held(self) -> int:
-        """Bytes held now."""
-        with self._lock:
-            return self._settled()
-
-    def _settled(self) -> int:
-        while self._returned:
-            self._held -= self._returned.popleft()
-        return self._held
-
-
-class Storage:
-    """What buffers over the same memory share; the memory is free when it is collected.
-
-    Attributes:
-        born: Serial number of the capture it was allocated in, 0 outside any.
-    """
-
-    __slots__ = ("__weakref__", "born")
-
-    def __init__(self, born: int = 0) -> None:
-        self.born = born
-
-
-class Plain(Storage):
-    """Memory outside any pool."""
-
-    __slots__ = ("_ledger", "_nbytes")
-
-    def __init__(self, ledger: Ledger, nbytes: int, born: int = 0) -> None:
-        super().__init__(born)
-        ledger.take(nbytes, "a buffer outside any pool")
-        self._ledger, self._nbytes = ledger, nbytes
-
-    def __del__(self) -> None:
-        # An allocation that the ledger refused has none to give back to.
-        if hasattr(self, "_ledger"):
-            self._ledger.give(self._nbytes)
 
 
 class PoolId(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tensorplay_core.errors import LoopLimitExceeded, StaleGraph
 from tensorplay_core.protocols import ConditionalKind
 
-from .capture import Holdings
+from .holdings import Holdings
 
 if TYPE_CHECKING:
     from .recording import Conditional, Node, Reader, Recording, Work

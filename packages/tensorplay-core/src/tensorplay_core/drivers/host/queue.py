@@ -11,7 +11,7 @@ from tensorplay_core.errors import ArgumentTypeError
 
 from .buffers import Buffer, memory_of
 from .capturing import Capturing
-from .memory import Ledger
+from .ledger import Ledger
 from .recording import Node
 from .streams import Event, Lane, Stream
 
@@ -55,6 +55,11 @@ class Queue:
     def current(self) -> Stream:
         """This thread's current stream: at first the legacy one."""
         return self._capturing.current
+
+    @property
+    def running(self) -> bool:
+        """True inside work that runs: what is submitted there is part of it, and not recorded."""
+        return self._capturing.threads.state.executing > 0
 
     @contextmanager
     def using(self, stream: Stream) -> Iterator[Stream]:

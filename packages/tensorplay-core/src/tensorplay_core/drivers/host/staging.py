@@ -88,9 +88,10 @@ class Stage:
                 differences=found, doing="staging inputs for", subject=repr(self._executable)
             )
         target = self._work.current if stream is None else self._resolve(stream)
-        if target.lane is not None:
+        if target.lane is not None and not self._work.running:
             with self._work.using(target):
                 return self._record(inputs)
+        self._work._capturing.refuse_legacy(target, "staging inputs")
         # One turn for all of it: another thread's launch must not come between copy and launch.
         with self._executable.program.turn:
             for into, source in zip(self._static, self._apart(inputs), strict=True):

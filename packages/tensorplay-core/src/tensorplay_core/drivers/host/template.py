@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import GraphStateError
 
-from .capture import Holdings
+from .holdings import Holdings
 from .recording import Recording
 
 if TYPE_CHECKING:
