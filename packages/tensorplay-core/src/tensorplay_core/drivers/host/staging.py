@@ -69,6 +69,8 @@ class Stage:
         # The arrays themselves too: a buffer of a pool is in use as long as it is referred to.
         self._arrays = (tuple(static_inputs), tuple(results))
         self._static = [work._writable(array, "staging into") for array in static_inputs]
+        self._exporters = {id(memory.obj) for memory in self._static}
+        self._plain = all(type(memory.obj) is bytearray for memory in self._static)
         self._results = [memory_of(array, "staging out of") for array in results]
 
     def __call__(self, inputs: Sequence[Any], *, stream: object | None = None) -> tuple[Any, ...]:
@@ -121,15 +123,13 @@ class Stage:
         sources = []
         for place, array in enumerate(inputs):
             source = memory_of(array)
-            if any(_entangled(source, earlier) for earlier in self._static[:place]):
+            if not self._apart_for_sure(source.obj) and any(
+                overlap(source, earlier) for earlier in self._static[:place]
+            ):
                 source = memoryview(source.tobytes())
             sources.append(source)
         return sources
 
-
-def _entangled(first: memoryview, second: memoryview) -> bool:
-    # Two bytearrays are two pieces of memory; only other exporters can be views of each other.
-    one, two = first.obj, second.obj
-    if type(one) is bytearray and type(two) is bytearray and one is not two:
-        return False
-    return overlap(first, second)
+    def _apart_for_sure(self, exporter: object) -> bool:
+        # Two bytearrays are two pieces of memory; only other exporters can be views of each other.
+        return self._plain and type(exporter) is bytearray and id(exporter) not in self._exporters
