@@ -136,6 +136,8 @@ class Body(CudaCapture):
         node: The node it belongs to.
         role: ``"then"``, ``"else"``, ``"body"``, ``"case 0"`` ...
         lane: The stream it is captured on, made when it is entered.
+        lent: Its lane was set before and goes back to whoever set it: torch's allocator and
+            libraries go on naming a stream after the body, so it must not be destroyed.
         frontier: Nodes of its parent's frontier when it was entered.
         sampled: The frontier right after its condition was set last.
     """
@@ -143,6 +145,7 @@ class Body(CudaCapture):
     node: Conditional
     role: str
     lane: Stream | None = None
+    lent: bool = False
     frontier: tuple[int, ...] = ()
     sampled: tuple[int, ...] | None = None
 

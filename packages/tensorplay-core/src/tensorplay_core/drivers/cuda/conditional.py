@@ -178,7 +178,7 @@ class Conditionals(Graphs):
         parent = body.parent
         assert parent is not None
         body.frontier = _numbers(self._whole(parent).frontier)
-        lane = Stream(self, body.device)
+        lane = body.lane or Stream(self, body.device)
         # The parent's mode goes on watching this thread. With a mode of its own the body, too,
         # would be broken by what it forbids, and a broken body cannot be ended safely.
         relaxed = self.native.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -254,7 +254,7 @@ class Conditionals(Graphs):
         body.pool.arena.fold(body.key, parent.key)
         if body.restore is not None:
             body.restore()
-        if body.lane is not None:
+        if body.lane is not None and not body.lent:
             body.lane.close()
 
     @hookimpl
