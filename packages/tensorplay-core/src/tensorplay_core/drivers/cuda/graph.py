@@ -14,7 +14,7 @@ from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, StagePlan, Update
 from tensorplay_core.topology import Topology
 
-from . import topology, unwinding
+from . import operands, topology, unwinding
 from .arrays import DeviceArray, view
 from .captures import CudaCapture, CudaTemplate, Owned
 from .contexts import CudaDevice
@@ -219,18 +219,20 @@ class Graphs(Pools):
     @hookimpl
     def tensorplay_graph_instantiate(self, template: CudaTemplate) -> CudaExecutable:
         """Makes a template executable."""
-        native = self._instantiated(template.live())
-        return self.make_executable(template, native)
+        return self.make_executable(template)
 
     def make_executable(
         self,
         template: CudaTemplate,
-        raw: Any,
+        raw: Any = None,
         owner: object = None,
         current: Callable[[], int] | None = None,
     ) -> CudaExecutable:
-        """Wraps a native executable; see ``CudaExecutable`` for the arguments."""
-        native = raw if owner is None else self.native.CUgraphExec(int(raw))
+        """Wraps ``raw`` of an ``owner``, or one that is made here; see ``CudaExecutable``."""
+        if owner is None:
+            native = self._instantiated(template.live())
+        else:
+            native = self.native.CUgraphExec(int(raw))
         return CudaExecutable(self, template, native, current=current, owner=owner)
 
     def _instantiated(self, template: CudaTemplate) -> Any:
@@ -272,6 +274,10 @@ class Graphs(Pools):
         """Nodes, names, sizes, edges and bodies."""
         live = template.live()
         return topology.read(self, live.graph, live.branches, label=live.subject)
+
+    def mentioned(self, capture: CudaCapture) -> set[int]:
+        """Every 64-bit value in the parameters of the work captured so far; see ``operands``."""
+        return operands.mentioned(self, capture)
 
     @hookimpl
     def tensorplay_graph_dot(self, template: CudaTemplate, verbose: bool) -> str:
