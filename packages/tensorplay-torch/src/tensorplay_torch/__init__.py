@@ -1,0 +1,95 @@
+"""CUDA graphs for PyTorch that are never silently wrong, with or without a GPU.
+
+The graph API of ``tensorplay_core``, bound to torch: import this package alone.
+"""
+
+from __future__ import annotations
+
+from tensorplay_core import (
+    ArgumentError,
+    ArgumentTypeError,
+    Body,
+    CaptureError,
+    CaptureInvalidated,
+    ConditionalError,
+    DriverCallFailed,
+    DriverError,
+    DriverUnavailable,
+    EmptyCapture,
+    GraphStateError,
+    Loop,
+    LoopLimitExceeded,
+    Node,
+    OperationRefused,
+    PoolError,
+    PoolExhausted,
+    PoolMismatch,
+    PoolStatistics,
+    PredicateError,
+    ReplayError,
+    SignatureMismatch,
+    StaleGraph,
+    TensorplayError,
+    Topology,
+    UnjoinedWork,
+    UnknownDriver,
+    UnsupportedByDriver,
+    close_all,
+    export_dot,
+    graph,
+)
+
+from .graphs import (
+    CUDAGraph,
+    cond,
+    graph_pool_handle,
+    is_current_stream_capturing,
+    while_loop,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # graph
+    "CUDAGraph",
+    "graph",
+    "is_current_stream_capturing",
+    "export_dot",
+    "close_all",
+    "Topology",
+    "Node",
+    # pool
+    "graph_pool_handle",
+    "PoolStatistics",
+    # conditional
+    "cond",
+    "while_loop",
+    "Body",
+    "Loop",
+    # errors
+    "ArgumentError",
+    "ArgumentTypeError",
+    "CaptureError",
+    "CaptureInvalidated",
+    "ConditionalError",
+    "DriverCallFailed",
+    "DriverError",
+    "DriverUnavailable",
+    "EmptyCapture",
+    "GraphStateError",
+    "LoopLimitExceeded",
+    "OperationRefused",
+    "PoolError",
+    "PoolExhausted",
+    "PoolMismatch",
+    "PredicateError",
+    "ReplayError",
+    "SignatureMismatch",
+    "StaleGraph",
+    "TensorplayError",
+    "UnjoinedWork",
+    "UnknownDriver",
+    "UnsupportedByDriver",
+    # about
+    "__version__",
+]

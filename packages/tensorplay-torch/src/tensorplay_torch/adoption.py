@@ -1,0 +1,67 @@
+"""Captures that somebody else began, ``torch.cuda.graph`` above all: conditionals go into them."""
+
+from __future__ import annotations
+
+from tensorplay_core.errors import CaptureError, GraphStateError
+from tensorplay_core.protocols import CaptureOptions, Template
+
+from .bases import Bases
+from .cuda_capture import OpenCapture
+from .cuda_watch import Watch
+from .devices import resolve_device
+from .generators import Generators
+from .pools import PoolRegistry
+from .streams import SideStreams
+
+__all__ = ["ForeignCapture", "adopt"]
+
+# The owner of a foreign graph does not say when that dies, so what its bodies use stays for good.
+_kept: list[ForeignCapture] = []
+
+
+class ForeignCapture(OpenCapture):
+    """A capture whose end is its owner's business."""
+
+    def end(self) -> Template:
+        """Refuses.
+
+        Raises:
+            GraphStateError: Always.
+        """
+        raise GraphStateError(
+            doing="ending",
+            subject=f"a capture on {self.device}",
+            met="another library began it",
+            remedy="End it there.",
+        )
+
+    def abort(self, error: BaseException | None) -> None:
+        """Ends the bodies that are open in it, and leaves the rest to its owner."""
+        self.end_bodies(error)
+
+
+def adopt(
+    bases: Bases, pools: PoolRegistry, streams: SideStreams, stream: object, owner: str
+) -> ForeignCapture:
+    """Takes in the capture under way on ``stream`` of the current device.
+
+    The memory that bodies in it allocate is never given back: nothing tells when its graph is gone.
+
+    Raises:
+        CaptureError: The stream is not capturing, or this is the CPU, where only what this driver
+            records sees torch's work.
+    """
+    device = resolve_device(None)
+    if device.type != "cuda":
+        raise CaptureError(
+            doing="adopting",
+            subject=f"a capture that {owner} began",
+            met="torch's work on the CPU is not recorded in it",
+            remedy="Begin the capture with tensorplay_torch.graph(g, device='cpu').",
+        )
+    base = bases("cuda")
+    watch = Watch(device, CaptureOptions(track_operands=False), Generators(device))
+    inner = base.graph_adopt(stream, owner)
+    capture = ForeignCapture(base, inner, pools.create(device), watch, streams)
+    _kept.append(capture)
+    return capture

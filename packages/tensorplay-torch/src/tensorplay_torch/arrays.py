@@ -1,0 +1,97 @@
+"""Tensors as core sees arrays: made alike, copied without broadcasting, compared by memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tensorplay_core.errors import ArgumentError, ArgumentTypeError, OperationRefused
+
+__all__ = ["copy_into", "like", "overlap"]
+
+
+def like(array: torch.Tensor) -> torch.Tensor:
+    """A new tensor of the same shape, dtype, device and (dense) strides, contents undefined.
+
+    Raises:
+        ArgumentTypeError: ``array`` is no tensor.
+    """
+    _tensor(array)
+    with torch.no_grad():
+        return torch.empty_like(array, requires_grad=False)
+
+
+def copy_into(destination: torch.Tensor, source: Any) -> None:
+    """``destination.copy_(source)`` for equal shapes, without a trace in autograd.
+
+    Args:
+        destination: The tensor to write.
+        source: A tensor, or an array of another library that torch can view.
+
+    Raises:
+        ArgumentTypeError: One is no array.
+        ArgumentError: The shapes differ: nothing is broadcast.
+        OperationRefused: Autograd would have to follow the copy. The values that a conditional
+            node yields come from whichever body ran, which a captured backward cannot know.
+    """
+    _tensor(destination)
+    given = source if isinstance(source, torch.Tensor) else _viewed(source)
+    if destination.shape != given.shape:
+        raise ArgumentError(
+            doing="copying",
+            subject=f"an array of shape {tuple(given.shape)}",
+            met=f"the destination's shape is {tuple(destination.shape)}",
+            remedy="Pass arrays of equal shape: nothing is broadcast.",
+        )
+    if torch.is_grad_enabled() and (given.requires_grad or destination.requires_grad):
+        raise OperationRefused(
+            operation="copy",
+            met="a tensor that requires grad is carried through a conditional or a loop, and "
+            "gradients cannot follow it there",
+            remedy="Carry tensor.detach(), or work under torch.no_grad(); a whole step with its "
+            "backward may stand inside one body.",
+        )
+    with torch.no_grad():
+        destination.copy_(given)
+
+
+def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """True if the two may share memory: their first and last bytes enclose a common one."""
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
+    if first.device != second.device or not first.numel() or not second.numel():
+        return False
+    (start, end), (begin, stop) = _extent(first), _extent(second)
+    return start < stop and begin < end
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    # By the storage, since a recorder may watch Tensor.data_ptr.
+    size = tensor.element_size()
+    start = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * size
+    last = sum(
+        (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return start, start + (last + 1) * size
+
+
+def _viewed(array: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_array(array) from error
+
+
+def _tensor(value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise _no_array(value)
+
+
+def _no_array(value: object) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        doing="reading",
+        subject=f"array {value!r}",
+        met=f"it is a {type(value).__name__}",
+        remedy="Pass a torch.Tensor (to copy from, any array that torch.as_tensor takes).",
+    )

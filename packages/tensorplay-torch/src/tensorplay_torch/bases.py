@@ -1,0 +1,95 @@
+"""The drivers that the torch driver stands on: core's ``cuda`` and ``host``, loaded when needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tensorplay_core import discovery
+from tensorplay_core.errors import DriverUnavailable
+from tensorplay_core.protocols import Capture, Executable, StagePlan, Template, WorkQueue
+from tensorplay_core.runtime import Runtime
+
+if TYPE_CHECKING:
+    from .streams import Lane
+
+__all__ = ["Bases", "CudaDriver", "cuda_driver", "host_queue", "lend"]
+
+HINTS = {
+    "cuda": "pip install 'tensorplay-torch[cuda13]' (or [cuda12], as torch.version.cuda says) "
+    "brings what it needs.",
+}
+
+
+class CudaDriver(Protocol):
+    """What core's CUDA driver offers a layer that captures and instantiates by itself."""
+
+    def template_of(self, capture: Capture, graph: int, owner: object) -> Template:
+        """The template of an adopted capture, once its owner ended it."""
+        ...
+
+    def bury(self, capture: Capture, error: BaseException | None = None) -> None:
+        """The last step of discarding an adopted capture."""
+        ...
+
+    def staged(
+        self,
+        executable: Executable,
+        static: Sequence[Any],
+        results: Sequence[Any],
+        *,
+        check: Callable[[Sequence[Any]], bool],
+        pointer: Callable[[Any], int],
+        allocate: Callable[[Any], Any],
+        using: Callable[[Any], AbstractContextManager[Any]],
+        hold: bool,
+    ) -> StagePlan:
+        """Staged launches with a framework's own checks and allocator."""
+        ...
+
+
+class Bases:
+    """Child runtimes by name. They have no observers, so that nothing is counted twice."""
+
+    def __init__(self) -> None:
+        self._runtimes: dict[str, Runtime] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str) -> Runtime:
+        """The runtime of the driver ``name``, made at the first call.
+
+        Raises:
+            DriverUnavailable: It cannot work on this machine.
+        """
+        runtime = self._runtimes.get(name)
+        if runtime is not None:
+            return runtime
+        with self._lock:
+            if name not in self._runtimes:
+                try:
+                    plugin = discovery.choose(name).load()
+                except DriverUnavailable as error:
+                    error.add_note(f"the torch driver stands on driver {name!r} here")
+                    if name in HINTS:
+                        error.add_note(HINTS[name])
+                    raise
+                self._runtimes[name] = Runtime(plugin, name=name)
+            return self._runtimes[name]
+
+
+def cuda_driver(base: Runtime) -> CudaDriver:
+    """Core's CUDA driver, beyond its hooks."""
+    return cast("CudaDriver", base.driver)
+
+
+def lend(body: Capture, lane: Lane) -> None:
+    """Has core's CUDA driver capture ``body`` on ``lane``, which stays its lender's."""
+    native: Any = body
+    native.lane, native.lent = lane.native, True
+
+
+def host_queue(base: Runtime) -> WorkQueue:
+    """Core's host driver, as what records work."""
+    return cast("WorkQueue", base.driver)

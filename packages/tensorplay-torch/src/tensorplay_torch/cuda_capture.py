@@ -1,0 +1,299 @@
+"""A running capture on CUDA: torch's own, with core's CUDA driver looking after its bodies."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from tensorplay_core.errors import CaptureError, CaptureInvalidated, UnjoinedWork
+from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
+from tensorplay_core.runtime import Runtime
+
+from ._private import PRIVATE
+from .bases import Bases, cuda_driver
+from .cuda_graph import Captured, CudaTemplate, torch_failure
+from .cuda_unwind import drop, end_quietly, ended
+from .cuda_watch import Watch
+from .devices import index_of
+from .generators import Generators, checked
+from .pools import Native, TorchPool, new_native, release_bodies
+from .streams import Lane, SideStreams
+from .surroundings import Surroundings
+from .turns import turn
+
+__all__ = ["CudaCapture", "OpenCapture", "attempt", "begin"]
+
+OWNER = "torch.cuda.CUDAGraph"
+LEGACY = (0, 1, 2)
+"""Handles of the default streams, which cannot be captured."""
+UNJOINED = 904
+log = logging.getLogger(__name__)
+
+
+class OpenCapture:
+    """A capture under way, as its bodies see it.
+
+    Attributes:
+        device: Where it runs.
+        stream: Handle of its stream.
+        parent: None; bodies have one.
+        base: Core's CUDA driver.
+        inner: The same capture, as that driver adopted it.
+        pool: What it allocates from.
+        watch: What sees the captured work.
+        depth: How many bodies deep: 0.
+        begun: Where bodies allocated from, and how often each began to.
+        open_bodies: What undoes each body that is entered, the innermost last.
+    """
+
+    parent: Capture | None = None
+    depth = 0
+
+    def __init__(
+        self, base: Runtime, inner: Capture, pool: TorchPool, watch: Watch, streams: SideStreams
+    ) -> None:
+        self.base, self.inner, self.pool, self.watch = base, inner, pool, watch
+        self.device: torch.device = pool.device
+        self.stream = inner.stream
+        self.begun: Counter[Native] = Counter()
+        self.open_bodies: list[ExitStack] = []
+        self._streams = streams
+        self._body_natives: dict[int, Native] = {}
+
+    @property
+    def root(self) -> OpenCapture:
+        """This capture: bodies answer with the one they are in."""
+        return self
+
+    def lane(self, depth: int) -> Lane:
+        """The stream that bodies at ``depth`` run on."""
+        return self._streams.lane(self.pool, depth)
+
+    def body_native(self, depth: int) -> Native:
+        """Where bodies at ``depth`` allocate: torch cannot begin one id twice at a time."""
+        if depth not in self._body_natives:
+            self._body_natives[depth] = new_native()
+        return self._body_natives[depth]
+
+    def end_bodies(self, error: BaseException | None) -> None:
+        """Ends whatever bodies are open, the innermost first. Never raises."""
+        while self.open_bodies:
+            attempt("leaving a body", self.open_bodies.pop().close, error)
+        attempt("ending bodies", lambda: self.base.graph_abort(self.inner, error), error)
+
+
+class CudaCapture(OpenCapture):
+    """A capture that ``begin`` began."""
+
+    def __init__(
+        self,
+        base: Runtime,
+        inner: Capture,
+        pool: TorchPool,
+        watch: Watch,
+        streams: SideStreams,
+        *,
+        stream: torch.cuda.Stream,
+        graph: torch.cuda.CUDAGraph,
+        generators: Generators,
+        undo: ExitStack,
+    ) -> None:
+        super().__init__(base, inner, pool, watch, streams)
+        self._torch_stream, self._graph, self._generators = stream, graph, generators
+        self._undo = undo
+
+    def end(self) -> CudaTemplate:
+        """Ends it and restores what ``begin`` changed, also when it raises.
+
+        Raises:
+            UnjoinedWork: A forked stream was not joined.
+            CaptureInvalidated: An illegal call broke it.
+        """
+        with self._undo:
+            try:
+                self.watch.stop()
+            except CaptureError as met:
+                self._unwind(met)
+                raise
+            try:
+                self._end_torch()
+            except RuntimeError as met:
+                error = self._what_broke(met)
+                attempt("giving back memory", lambda: self._discard(broken=True), error)
+                raise error from met
+            try:
+                self.watch.accept()
+                graph = self._graph
+                inner = cuda_driver(self.base).template_of(
+                    self.inner, graph.raw_cuda_graph(), graph
+                )
+            except BaseException as met:
+                attempt("giving back memory", lambda: self._discard(broken=False), met)
+                raise
+            captured = Captured(graph, self.pool, self.begun, self._generators, self.watch)
+            return CudaTemplate(captured, inner)
+
+    def abort(self, error: BaseException | None) -> None:
+        """Ends and discards it, bodies first. Never raises."""
+        with self._undo:
+            attempt("stopping to watch", self.watch.stop, error)
+            self._unwind(error)
+
+    def _unwind(self, error: BaseException | None) -> None:
+        self.end_bodies(error)
+        broken = not attempt("ending torch's capture", self._end_torch, error)
+        attempt("giving back memory", lambda: self._discard(broken=broken), error)
+        attempt("burying", lambda: cuda_driver(self.base).bury(self.inner, error), error)
+
+    def _end_torch(self) -> None:
+        # Whatever the user made current meanwhile, torch ends a capture on its own stream only.
+        with torch.cuda.stream(self._torch_stream):
+            end_quietly(self._graph)
+
+    def _discard(self, *, broken: bool) -> None:
+        poisoned = bool(getattr(self.inner, "poisoned", ""))
+        if broken or poisoned:
+            self._streams.spoil(self.pool)
+        drop(
+            self._graph,
+            self.pool,
+            self._torch_stream,
+            self._generators,
+            broken=broken,
+            poisoned=poisoned,
+        )
+        release_bodies(self.pool, self.begun)
+        self.watch.undo()
+
+    def _what_broke(self, error: RuntimeError) -> CaptureError:
+        first = str(error).partition("\n")[0]
+        subject = f"the capture on {self.device}"
+        if getattr(error, "error_code", None) == UNJOINED or "unjoined" in first:
+            return UnjoinedWork(
+                doing="ending",
+                subject=subject,
+                met="work on a stream that was forked into it was not joined",
+                remedy="Before the end, let the capture stream wait for each forked stream: "
+                "torch.cuda.current_stream().wait_stream(side).",
+            )
+        return CaptureInvalidated(
+            doing="ending",
+            subject=subject,
+            met=f"it was broken before ({first}){self.watch.last_seen()}",
+            remedy="Take what waits for the device or reads a value (.item(), .cpu(), print) out "
+            "of the capture. If another thread did it, pass capture_error_mode='thread_local'.",
+        )
+
+
+def begin(
+    bases: Bases,
+    streams: SideStreams,
+    stream: torch.cuda.Stream,
+    pool: TorchPool,
+    mode: CaptureMode,
+    options: CaptureOptions,
+) -> CudaCapture:
+    """Begins a capture on ``stream`` into ``pool`` and makes the stream current in this thread.
+
+    It waits for the device first. If it raises, nothing has changed.
+
+    Raises:
+        CaptureError: The stream is a default one, or it or this thread's current one is capturing.
+        ArgumentError: A generator to register is another device's.
+    """
+    device = pool.device
+    index = index_of(device)
+    base = bases("cuda")
+    if stream.cuda_stream in LEGACY:
+        raise _refused(stream, "it is a default stream, which cannot be captured")
+    registered = checked(options.generators, device)
+    torch.cuda.init()
+    _refuse_capturing(stream)
+    with ExitStack() as undo:
+        undo.enter_context(torch.cuda.device(index))
+        _refuse_capturing(stream)
+        undo.enter_context(turn(f"on {stream}"))
+        undo.callback(Surroundings().restore)
+        torch.cuda.synchronize(index)
+        # Under capture the allocator cannot free what it has cached to make room.
+        torch.cuda.empty_cache()
+        if (empty_host_cache := PRIVATE["host_empty_cache"].value) is not None:
+            empty_host_cache()
+        undo.enter_context(torch.cuda.stream(stream))
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        generators = Generators(device, registered)
+        generators.register_with(graph)
+        watch = Watch(device, options, generators)
+        try:
+            graph.capture_begin(_handle(pool), mode)
+        except RuntimeError as error:
+            attempt(
+                "giving back memory",
+                lambda: drop(graph, pool, stream, generators, broken=True),
+                error,
+            )
+            raise torch_failure("cudaStreamBeginCapture", repr(stream), error) from error
+        try:
+            inner = base.graph_adopt(stream.cuda_stream, OWNER)
+            watch.start()
+        except BaseException as error:
+            watch.undo()
+            broken = not ended(graph)
+            attempt(
+                "giving back memory",
+                lambda: drop(graph, pool, stream, generators, broken=broken),
+                error,
+            )
+            raise
+        return CudaCapture(
+            base,
+            inner,
+            pool,
+            watch,
+            streams,
+            stream=stream,
+            graph=graph,
+            generators=generators,
+            undo=undo.pop_all(),
+        )
+
+
+def _handle(pool: TorchPool) -> Any:
+    """The pool's id, under the type that torch gives those that it hands out."""
+    return pool.native
+
+
+def attempt(what: str, step: Callable[[], object], error: BaseException | None) -> bool:
+    """Takes one step of an unwinding; what it raises becomes a note on ``error``."""
+    try:
+        step()
+    except Exception as met:
+        note = f"{what} met {type(met).__name__}: {str(met).partition(chr(10))[0]}"
+        log.debug("unwinding a capture: %s", note, exc_info=met)
+        if error is not None:
+            error.add_note(note)
+        return False
+    return True
+
+
+def _refuse_capturing(stream: torch.cuda.Stream) -> None:
+    """Refuses before anything waits: waiting would break the other capture."""
+    if torch.cuda.is_current_stream_capturing():
+        raise _refused(stream, "this thread's current stream is capturing already")
+    with torch.cuda.stream(stream):
+        if torch.cuda.is_current_stream_capturing():
+            raise _refused(stream, "it is capturing already")
+
+
+def _refused(stream: torch.cuda.Stream, met: str) -> CaptureError:
+    return CaptureError(
+        doing="beginning a capture",
+        subject=f"on {stream}",
+        met=met,
+        remedy="Leave stream= out, or pass a stream made with torch.cuda.Stream() that is idle.",
+    )

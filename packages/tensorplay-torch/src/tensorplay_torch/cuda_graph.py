@@ -1,0 +1,278 @@
+"""A finished capture on CUDA: what it owns, its template, and the executable that launches it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from tensorplay_core.errors import DriverCallFailed, GraphStateError
+from tensorplay_core.protocols import Executable, Template, Update
+from tensorplay_core.runtime import Runtime
+
+from ._private import PRIVATE
+from .bases import Bases
+from .cuda_watch import Watch
+from .devices import index_of
+from .generators import Generators
+from .pools import Native, TorchPool, release_bodies
+from .streams import as_torch_stream
+
+__all__ = ["Captured", "CudaExecutable", "CudaTemplate", "torch_failure"]
+
+
+class Captured:
+    """What one capture owns. Its template and its executables share it; the last frees it.
+
+    Args:
+        graph: torch's own graph, which holds the pool and the generators' states.
+        pool: What it allocated from.
+        bodies: What its conditional bodies allocated from, and how often each began to.
+        generators: Those it may draw from.
+        watch: What was seen of the captured work.
+
+    Attributes:
+        owned: Whatever else must live as long as the graph can run.
+    """
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        pool: TorchPool,
+        bodies: Counter[Native],
+        generators: Generators,
+        watch: Watch,
+    ) -> None:
+        self.graph, self.pool, self.generators, self.watch = graph, pool, generators, watch
+        self.owned: list[object] = []
+        self.lock = threading.RLock()
+        self._bodies = bodies
+        self._holders = 1
+
+    def hold(self) -> None:
+        """One more holder."""
+        with self.lock:
+            self._holders += 1
+
+    def release(self) -> None:
+        """One holder lets go; with the last the memory goes back."""
+        with self.lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        self.graph.reset()
+        release_bodies(self.pool, self._bodies)
+        self.watch.close()
+        self.owned.clear()
+
+
+class CudaTemplate:
+    """A graph that torch captured and keeps, with core's CUDA driver's view of it."""
+
+    def __init__(self, captured: Captured, inner: Template) -> None:
+        self.captured, self.inner = captured, inner
+        self.executable: weakref.ref[CudaExecutable] | None = None
+        self._closed = False
+
+    @property
+    def node_count(self) -> int:
+        """Nodes at the top level."""
+        return self.inner.node_count
+
+    def retain(self, owned: object) -> None:
+        """Keeps ``owned`` alive as long as the graph can run."""
+        self.captured.owned.append(owned)
+
+    def raw(self) -> int:
+        """The ``cudaGraph_t``."""
+        return self.captured.graph.raw_cuda_graph()
+
+    def close(self) -> None:
+        """Lets go of the graph. An executable made from it stays whole."""
+        if not self._closed:
+            self._closed = True
+            self.inner.close()
+            self.captured.release()
+
+    def kernels(self, base: Runtime) -> list[str]:
+        """Names of all nodes, bodies included, in order: equal lists do the same work."""
+        return [f"{node.kind} {node.name}" for node in base.graph_topology(self.inner).walk()]
+
+
+class CudaExecutable:
+    """torch's executable, launched without torch wherever that gives the same result.
+
+    The first launch goes through torch's ``replay``. If it moved no generator, the graph draws no
+    random numbers, and later launches need nothing but ``cuGraphLaunch``.
+
+    Attributes:
+        launch: Enqueues the graph on the current stream, or on the one given.
+        device: Where it runs.
+        inner: The same executable, as core's CUDA driver launches it.
+        turn: Held around each launch that goes through torch.
+    """
+
+    launch: Callable[..., None]
+
+    def __init__(self, bases: Bases, template: CudaTemplate) -> None:
+        captured = template.captured
+        # torch destroys the executable it had: nobody may launch that any more.
+        if template.executable is not None and (before := template.executable()) is not None:
+            before.close()
+        try:
+            captured.graph.instantiate()
+        except RuntimeError as error:
+            raise torch_failure("cudaGraphInstantiate", repr(captured.graph), error) from error
+        self._bases = bases
+        self._base = bases("cuda")
+        self._template = template
+        self._captured = captured
+        self._updated: Captured | None = None
+        self.device = captured.pool.device
+        self._raw = captured.graph.raw_cuda_graph_exec()
+        self.inner: Executable = self._base.executable_adopt(
+            template.inner, self._raw, _Owner(captured.graph, self.device)
+        )
+        self.turn = captured.lock
+        self._draws: bool | None = None
+        self._closed = False
+        captured.hold()
+        template.executable = weakref.ref(self)
+        self.launch = self._checked(self._launcher())
+
+    @property
+    def draws(self) -> bool | None:
+        """Whether it draws random numbers; None before its first launch."""
+        return self._draws
+
+    def _launcher(self) -> Callable[..., None]:
+        bare = self.inner.launch
+        direct = False
+
+        def launch(stream: object = None) -> None:
+            nonlocal direct
+            if direct:
+                bare(stream)
+            else:
+                direct = self._through_torch(stream)
+
+        return launch
+
+    def _through_torch(self, stream: object) -> bool:
+        """Launches through torch; True if that is not needed any more."""
+        with self._captured.lock, self._current(stream):
+            if self._closed:
+                raise self._refused("it is closed", "Capture again, or keep the graph open.")
+            if torch.cuda.is_current_stream_capturing():
+                raise self._refused(
+                    "the stream is capturing, and torch can advance the random generators of a "
+                    "graph at its own replays only",
+                    "Replay it once outside the capture; if it draws no random numbers it can "
+                    "then be replayed inside one. Else capture its work itself.",
+                )
+            generators = self._captured.generators
+            before = generators.offsets() if self._draws is None else ()
+            try:
+                self._captured.graph.replay()
+            except RuntimeError as error:
+                raise torch_failure("cudaGraphLaunch", repr(self), error) from error
+            if self._draws is None:
+                self._draws = not generators.complete or generators.offsets() != before
+            return not self._draws
+
+    def _current(self, stream: object) -> AbstractContextManager[Any]:
+        if stream is None:
+            return nullcontext()
+        return torch.cuda.stream(as_torch_stream(self._bases, stream, self.device))
+
+    def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
+        if not self._captured.watch.checks_liveness:
+            return launch
+
+        def launch_alive(stream: object = None) -> None:
+            (self._updated or self._captured).watch.check_alive(repr(self))
+            launch(stream)
+
+        return launch_alive
+
+    def upload(self, stream: object = None) -> None:
+        """Moves the executable to the device."""
+        self.inner.upload(stream)
+
+    def raw(self) -> int:
+        """The ``cudaGraphExec_t``, which stays torch's."""
+        return self._raw
+
+    def update(self, template: CudaTemplate) -> Update:
+        """Makes it run the work of ``template``, if torch need not be there when it runs."""
+        if self._draws is not False:
+            known = "draws random numbers" if self._draws else "was never replayed, so it may draw"
+            return Update(
+                in_place=False,
+                reason=f"the graph {known}, and torch ties those to the capture they were made in",
+            )
+        seen = template.captured.watch.drew
+        if seen or (seen is None and template.kernels(self._base) != self._kernels()):
+            return Update(
+                in_place=False,
+                reason="the new capture may draw random numbers, which torch ties to that capture",
+            )
+        update = self._base.graph_update(self.inner, template.inner)
+        if update.in_place:
+            template.captured.hold()
+            replaced, self._updated = self._updated, template.captured
+            self._template = template
+            if replaced is not None:
+                torch.cuda.synchronize(self.device)
+                replaced.release()
+        return update
+
+    def _kernels(self) -> list[str]:
+        return self._template.kernels(self._base)
+
+    def close(self) -> None:
+        """Waits for launches under way, then lets go."""
+        with self._captured.lock:
+            if self._closed:
+                return
+            self._closed = True
+        # It waits for all launches: what the graph reads is reused as soon as it is let go.
+        self.inner.close()
+        for captured in (self._updated, self._captured):
+            if captured is not None:
+                captured.release()
+
+    def _refused(self, met: str, remedy: str) -> GraphStateError:
+        return GraphStateError(doing="replaying", subject=repr(self), met=met, remedy=remedy)
+
+
+def torch_failure(call: str, subject: str, error: RuntimeError) -> DriverCallFailed:
+    """A CUDA call that torch made and that failed, as an error of the tree."""
+    code = getattr(error, "error_code", None)
+    return DriverCallFailed(
+        call=call,
+        code=int(code) if code is not None else -1,
+        code_name=type(error).__name__,
+        meaning=str(error).partition("\n")[0],
+        subject=subject,
+        remedy="If the message speaks of an earlier kernel, find that with CUDA_LAUNCH_BLOCKING=1.",
+    )
+
+
+class _Owner:
+    """Who destroys torch's executable, and what core's CUDA driver asks for torch's stream."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        self.graph = graph
+        index, fast = index_of(device), PRIVATE["current_raw_stream"].value
+        self.current_stream: Callable[[], int] = (
+            partial(fast, index)
+            if fast is not None
+            else lambda: torch.cuda.current_stream(index).cuda_stream
+        )

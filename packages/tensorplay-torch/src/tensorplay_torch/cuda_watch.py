@@ -1,0 +1,171 @@
+"""What is seen of a capture on CUDA: operands, optimizer state, random numbers, who wrote what.
+
+With ``track_operands`` or ``check_input_liveness`` a dispatch mode shows every operation. Without,
+only optimizers are looked at, and inside conditional bodies whether random numbers are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from tensorplay_core.errors import StaleGraph
+from tensorplay_core.protocols import CaptureOptions
+
+from .culprit import name_of
+from .dispatch import CaptureDispatch
+from .generators import Generators, draws
+from .operands import DeviceListener
+from .refusals import Reason, refused
+from .state import Bindings
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """See the module.
+
+    Args:
+        device: Where the capture runs.
+        options: What to look at.
+        generators: Those that the graph may draw from; generators that are seen are added.
+
+    Attributes:
+        checks_liveness: Inputs are watched, not kept.
+    """
+
+    def __init__(
+        self, device: torch.device, options: CaptureOptions, generators: Generators
+    ) -> None:
+        self.checks_liveness = options.check_input_liveness
+        self._random = _Random(generators)
+        self._generators = generators
+        self._listener: DeviceListener | None = None
+        if options.track_operands or options.check_input_liveness:
+            self._listener = DeviceListener(device.type, options)
+            self._bindings = self._listener.bindings
+        else:
+            self._bindings = Bindings(lambda tensor: False)
+        listeners = [] if self._listener is None else [self._listener]
+        self._dispatch = CaptureDispatch([*listeners, self._random])
+        self._started: list[CaptureDispatch] = []
+
+    @property
+    def drew(self) -> bool | None:
+        """Whether work was seen that draws random numbers; None if nobody looked."""
+        return self._random.drew if self._listener is not None else None
+
+    def start(self) -> None:
+        """Begins to look, in the thread that captures."""
+        self._bindings.start()
+        if self._listener is not None:
+            self._on(self._dispatch)
+
+    def stop(self) -> None:
+        """Stops. Idempotent.
+
+        Raises:
+            CaptureError: Dispatch modes were not nested with the capture.
+        """
+        self._bindings.stop()
+        while self._started:
+            self._started.pop().stop()
+        # Every operation was looked at, so no generator was missed.
+        self._generators.complete |= self._listener is not None
+
+    def accept(self) -> None:
+        """The capture is good, if nothing in it escaped the graph.
+
+        Raises:
+            OperationRefused: Optimizer state was created or replaced in it.
+        """
+        self._bindings.check()
+        self._bindings.forget()
+        if self._listener is not None:
+            self._listener.operands.seal()
+
+    def undo(self) -> None:
+        """The capture failed: binds again what it bound to its own memory."""
+        self._bindings.restore()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the operands."""
+        self._bindings.forget()
+        if self._listener is not None:
+            self._listener.operands.retained.clear()
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """Refuses random numbers while entered."""
+        self._random.bodies += 1
+        alone = None
+        if not self._started:
+            alone = CaptureDispatch([self._random])
+            self._on(alone)
+        try:
+            yield
+        finally:
+            self._random.bodies -= 1
+            if alone is not None and alone in self._started:
+                self._started.remove(alone)
+                alone.stop()
+
+    def mark(self) -> int:
+        """This point of the capture."""
+        return self._listener.operands.mark() if self._listener is not None else 0
+
+    def wrote(self, tensor: torch.Tensor, since: int) -> bool | None:
+        """Whether work after ``since`` wrote ``tensor``; None if nobody looked."""
+        if self._listener is None:
+            return None
+        return self._listener.operands.writes_to(tensor, since=since)
+
+    def last_seen(self) -> str:
+        """The operation that ran last, as a clause for an error."""
+        last = self._random.last
+        return f"; the last operation seen was {name_of(last)}" if last is not None else ""
+
+    def check_alive(self, subject: str) -> None:
+        """Raises StaleGraph if an input that is watched has died."""
+        dead = self._listener.operands.dead() if self._listener is not None else ()
+        if dead:
+            raise StaleGraph(
+                doing="replaying",
+                subject=subject,
+                met=f"{len(dead)} of its inputs died since the capture: {'; '.join(dead)}",
+                remedy="Keep the inputs alive, or capture without check_input_liveness, which "
+                "makes the graph keep them.",
+            )
+
+    def _on(self, dispatch: CaptureDispatch) -> None:
+        dispatch.start()
+        self._started.append(dispatch)
+
+
+class _Random:
+    """Sees which operations draw random numbers, from which generators."""
+
+    def __init__(self, generators: Generators) -> None:
+        self._generators = generators
+        self.drew = False
+        self.bodies = 0
+        self.last: object = None
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.last = func
+        if not isinstance(func, OpOverload) or not draws(func, args, kwargs):
+            return
+        if self.bodies:
+            raise refused(func, Reason.RNG_IN_BODY)
+        self.drew = True
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                self._generators.saw(value)
+
+    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Nothing more is to be seen."""

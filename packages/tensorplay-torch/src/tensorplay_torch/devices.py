@@ -1,0 +1,90 @@
+"""Which device is meant, and which stream: what users say, as ``torch.device`` and handles."""
+
+from __future__ import annotations
+
+import torch
+
+from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["index_of", "resolve_device", "stream_handle"]
+
+CPU = torch.device("cpu")
+
+
+def resolve_device(device: object) -> torch.device:
+    """The device meant by None, an ordinal, a name or a ``torch.device``, with its index.
+
+    None is the current CUDA device where there is one, else the CPU.
+
+    Raises:
+        ArgumentError: It is not there, or it is neither a CUDA device nor the CPU.
+        ArgumentTypeError: It is no device.
+    """
+    if device is None:
+        return _current() if torch.cuda.is_available() else CPU
+    if isinstance(device, bool) or not isinstance(device, int | str | torch.device):
+        raise ArgumentTypeError(
+            doing="choosing",
+            subject=f"device {device!r}",
+            met=f"it is a {type(device).__name__}",
+            remedy="Pass None, an ordinal, 'cpu', 'cuda', 'cuda:1' or a torch.device.",
+        )
+    try:
+        meant = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        raise _refused(device, str(error).splitlines()[0]) from error
+    if meant.type == "cpu":
+        return CPU
+    if meant.type != "cuda":
+        raise _refused(
+            device,
+            f"torch on {meant.type} has no graphs that can be driven; CUDA and the CPU path only",
+        )
+    if not torch.cuda.is_available():
+        raise _refused(device, "torch sees no CUDA device")
+    if meant.index is None:
+        return _current()
+    if meant.index >= torch.cuda.device_count():
+        raise _refused(device, f"torch sees {torch.cuda.device_count()} CUDA devices")
+    return meant
+
+
+def index_of(device: torch.device) -> int:
+    """Ordinal of a resolved CUDA device."""
+    assert device.index is not None, "resolve_device gives every CUDA device its index"
+    return device.index
+
+
+def stream_handle(stream: object, device: torch.device) -> int | None:
+    """Handle of a torch stream on ``device``; None if it is no torch stream.
+
+    Raises:
+        ArgumentError: It is a stream of another device.
+    """
+    if not isinstance(stream, torch.Stream):
+        return None
+    if stream.device != device:
+        raise ArgumentError(
+            doing="using",
+            subject=repr(stream),
+            met=f"it is a stream of {stream.device}, the work is on {device}",
+            remedy=f"Pass a stream made with torch.cuda.Stream({str(device)!r}), or None.",
+        )
+    # torch.Stream, unlike torch.cuda.Stream, calls it by a name of its own.
+    handle: int | None = getattr(stream, "cuda_stream", None) or getattr(
+        stream, "native_handle", None
+    )
+    return handle or 0
+
+
+def _current() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _refused(device: object, met: str) -> ArgumentError:
+    return ArgumentError(
+        doing="choosing",
+        subject=f"device {device!r}",
+        met=met,
+        remedy="Pass device='cpu', or 'cuda:N' for a device that torch.cuda.device_count() counts.",
+    )

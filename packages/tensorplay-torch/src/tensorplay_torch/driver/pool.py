@@ -1,0 +1,60 @@
+"""Pools: torch's own on CUDA, the host driver's with a count of storages on the CPU."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from tensorplay_core.hookspecs import hookimpl
+from tensorplay_core.protocols import Capture, PoolStatistics
+from tensorplay_torch.cuda_bodies import CudaBody
+from tensorplay_torch.cuda_capture import OpenCapture
+from tensorplay_torch.pools import PoolRegistry, TorchPool, read_statistics, routed
+
+from .device import Device
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Pools"]
+
+
+class Pools(Device):
+    """The pool noun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools = PoolRegistry()
+
+    @hookimpl
+    def tensorplay_pool_create(self, device: torch.device) -> TorchPool:
+        """A pool that nothing is in yet; its id is torch's on CUDA."""
+        return self.pools.create(device)
+
+    @hookimpl
+    def tensorplay_pool_resolve(self, token: object, device: torch.device) -> TorchPool:
+        """The pool of an id, a ``torch.cuda.MemPool`` or a captured ``torch.cuda.CUDAGraph``."""
+        return self.pools.resolve(token, device)
+
+    @hookimpl
+    def tensorplay_pool_route(
+        self, pool: TorchPool, capture: Capture
+    ) -> AbstractContextManager[None]:
+        """Routes the current stream of ``capture``; on the CPU memory comes from the system."""
+        if isinstance(capture, OpenCapture | CudaBody) and pool.native is not None:
+            return routed(pool, pool.native, capture.root.begun)
+        return nullcontext()
+
+    @hookimpl
+    def tensorplay_pool_statistics(self, pool: TorchPool) -> PoolStatistics:
+        """As ``pools.read_statistics``."""
+        return read_statistics(pool)
+
+    @hookimpl
+    def tensorplay_pool_release(self, pool: TorchPool) -> None:
+        """Each graph gave back its own share before; here the pool's stream is retired."""
+        self.side_streams.retire(pool)
+        if pool.host is not None:
+            self.bases("host").pool_release(pool.host)
+            pool.host = None
+        self.pools.forget(pool)

@@ -1,0 +1,108 @@
+"""Random numbers in CUDA graphs: which generators a graph advances, and whether it draws at all.
+
+torch advances its generators in its own ``replay``. No torch before 2.14 says whether a graph drew
+random numbers, but a generator's offset does: a graph whose first replay moved none of them draws
+none, and may be launched without torch from then on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+
+from .devices import index_of
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+__all__ = ["Generators", "checked", "draws"]
+
+# From 2.12 on a capture takes in any generator that its work draws from; before, only those that
+# were registered, and torch refuses work that draws from others.
+TAKES_IN_ANY = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 12)
+_SWITCHES = frozenset({"train", "training"})
+_RATES = frozenset({"dropout", "dropout_p"})
+
+
+class Generators:
+    """The generators that a graph on a CUDA device may draw from.
+
+    Args:
+        device: Where the graph runs.
+        registered: Those that the user named, beside the device's default one.
+
+    Attributes:
+        complete: No generator can be missing here.
+    """
+
+    def __init__(self, device: torch.device, registered: Iterable[torch.Generator] = ()) -> None:
+        default = torch.cuda.default_generators[index_of(device)]
+        self._registered = tuple(registered)
+        self._known = {id(one): one for one in (default, *self._registered)}
+        self.complete = not TAKES_IN_ANY
+
+    def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Lets ``graph``, before it captures, advance the generators that the user named."""
+        for one in self._registered:
+            graph.register_generator_state(one)
+
+    def saw(self, generator: torch.Generator) -> None:
+        """Captured work draws from ``generator``."""
+        self._known.setdefault(id(generator), generator)
+
+    def offsets(self) -> tuple[int, ...]:
+        """How far each has advanced. Not inside a capture."""
+        return tuple(one.get_offset() for one in self._known.values())
+
+
+def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.Generator, ...]:
+    """``generators``, once each is one of ``device``.
+
+    Raises:
+        ArgumentTypeError: One is no ``torch.Generator``.
+        ArgumentError: One is of another device.
+    """
+    found = []
+    for one in generators:
+        if not isinstance(one, torch.Generator):
+            raise ArgumentTypeError(
+                doing="registering",
+                subject=f"generator {one!r}",
+                met=f"it is a {type(one).__name__}",
+                remedy=f"Pass torch.Generator(device={str(device)!r}).",
+            )
+        if one.device != device:
+            raise ArgumentError(
+                doing="registering",
+                subject=f"a generator of {one.device}",
+                met=f"the capture runs on {device}",
+                remedy=f"Pass torch.Generator(device={str(device)!r}).",
+            )
+        found.append(one)
+    return tuple(found)
+
+
+def draws(operation: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """True if this call draws random numbers.
+
+    torch tags operations that may. One that is told not to, by ``training=False`` or as attention
+    or a recurrent layer by a dropout of 0, does not.
+    """
+    if torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    for place, parameter in enumerate(operation._schema.arguments):
+        value = (
+            arguments[place]
+            if place < len(arguments)
+            else keywords.get(parameter.name, parameter.default_value)
+        )
+        if parameter.name in _SWITCHES and value is False:
+            return False
+        if parameter.name in _RATES and value == 0:
+            return False
+    return True

@@ -1,0 +1,250 @@
+"""Pools as torch knows them: an id that its allocator serves captures from, on one device."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+
+import torch
+
+from tensorplay_core.errors import PoolMismatch
+from tensorplay_core.protocols import Pool, PoolStatistics
+from tensorplay_core.runtime import Runtime
+
+from ._private import PRIVATE, required
+from .arena import Arena
+from .devices import index_of
+
+if TYPE_CHECKING:
+    from .streams import Lane
+
+__all__ = [
+    "Native",
+    "PoolRegistry",
+    "TorchPool",
+    "abandon",
+    "give_back",
+    "new_native",
+    "read_statistics",
+    "release_bodies",
+    "routed",
+]
+
+Native: TypeAlias = tuple[int, int]
+
+
+class TorchPool:
+    """One pool of torch's.
+
+    Attributes:
+        id: What users pass around; on CUDA torch's own pair of ints.
+        device: The device of its memory.
+        native: The id that torch's allocator is given, None on the CPU.
+        owner: The torch object that the pool belongs to, None if it is known by its id alone.
+        stream: The stream that captures into it run on, once there is one.
+        lanes: The streams that were made for it, which it gives back: 0 is that of its captures,
+            1 that of their bodies, 2 that of bodies in these ...
+        warned: A capture on another stream was warned about.
+        bodies: How often conditional bodies began to allocate from which native ids.
+        host: On the CPU, the host driver's pool that stands for it, once a capture needs one.
+        arena: On the CPU, where captures into it have their outputs.
+        peak: The most bytes that ``read_statistics`` found.
+    """
+
+    def __init__(
+        self, id: Hashable, device: torch.device, native: Native | None, owner: object = None
+    ) -> None:
+        self.id, self.device, self.native, self.owner = id, device, native, owner
+        self.stream: torch.cuda.Stream | None = None
+        self.lanes: dict[int, Lane] = {}
+        self.warned = False
+        self.bodies: Counter[Native] = Counter()
+        self.host: Pool | None = None
+        self.arena: Arena | None = None if device.type == "cuda" else Arena()
+        self.peak = 0
+
+    def __repr__(self) -> str:
+        return f"<torch pool {self.id} on {self.device}>"
+
+    def on_host(self, host: Runtime) -> Pool:
+        """The host driver's pool that stands for it: graphs that share it take turns by that."""
+        if self.host is None:
+            self.host = host.pool_create(host.resolve_device())
+        return self.host
+
+
+class PoolRegistry:
+    """The pools that somebody holds, by id."""
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakValueDictionary[Hashable, TorchPool] = (
+            weakref.WeakValueDictionary()
+        )
+        # torch refuses an id whose captures are all gone while tensors still live in its memory,
+        # so one that was given back stands for a new native id when it is taken up again.
+        self._spent: set[Hashable] = set()
+        self._serials = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def create(self, device: torch.device) -> TorchPool:
+        """A pool that nothing is in yet."""
+        if device.type == "cuda":
+            native = new_native()
+            return self._keep(TorchPool(native, device, native))
+        return self._keep(TorchPool(("cpu", next(self._serials)), device, None))
+
+    def resolve(self, token: object, device: torch.device) -> TorchPool:
+        """The pool that ``token`` names: an id, a ``torch.cuda.MemPool`` or ``CUDAGraph``.
+
+        Raises:
+            PoolMismatch: It names none, or one of another device.
+        """
+        id, owner = _identity(token)
+        known = self._pools.get(id) if isinstance(id, Hashable) else None
+        if known is not None:
+            if known.device != device:
+                raise _mismatch(token, f"it is on {known.device}", device)
+            return known
+        if device.type == "cuda" and _is_native(id):
+            native = new_native() if id in self._spent else id
+            return self._keep(TorchPool(id, device, native, owner))
+        if device.type == "cpu" and id in self._spent:
+            return self._keep(TorchPool(id, device, None))
+        raise _mismatch(token, "torch knows no such pool there", device)
+
+    def forget(self, pool: TorchPool) -> None:
+        """The last graph let go of ``pool``."""
+        with self._lock:
+            self._pools.pop(pool.id, None)
+            if pool.owner is None:
+                self._spent.add(pool.id)
+
+    def _keep(self, pool: TorchPool) -> TorchPool:
+        with self._lock:
+            return self._pools.setdefault(pool.id, pool)
+
+
+def new_native() -> Native:
+    """An id that torch's CUDA allocator has not given out before."""
+    first, second = torch.cuda.graph_pool_handle()
+    return (first, second)
+
+
+@contextmanager
+def routed(pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[None]:
+    """Allocations of the stream current at entry come from ``native`` while entered.
+
+    It goes by stream, not by thread, because the autograd engine allocates from threads of its
+    own. Each entry counts in ``begun``, for ``release_bodies`` to give back.
+    """
+    index = index_of(pool.device)
+    begin = required("begin_allocate_stream", "routing allocations")
+    end = required("end_allocate", "routing allocations")
+    begin(index, native)
+    begun[native] += 1
+    pool.bodies[native] += 1
+    try:
+        yield
+    finally:
+        end(index, native)
+
+
+def release_bodies(pool: TorchPool, begun: Counter[Native]) -> None:
+    """Gives back what ``routed`` began; the memory returns with the last tensor in it."""
+    release = PRIVATE["release_pool"].value
+    if release is not None:
+        for native in begun.elements():
+            release(index_of(pool.device), native)
+    pool.bodies.subtract(begun)
+    pool.bodies += Counter()  # Drops those that nothing is counted for any more.
+    begun.clear()
+
+
+def give_back(pool: TorchPool) -> None:
+    """Gives back one capture's share of ``pool``."""
+    release = PRIVATE["release_pool"].value
+    if release is not None:
+        release(index_of(pool.device), pool.native)
+
+
+def abandon(pool: TorchPool) -> None:
+    """Ends what a capture that torch failed to end left begun in ``pool``."""
+    index = index_of(pool.device)
+    end = PRIVATE["end_allocate"].value
+    if end is None:
+        return
+    try:
+        end(index, pool.native)
+    except RuntimeError:
+        return  # torch had ended it by itself, and then gave it back as well.
+    give_back(pool)
+
+
+def read_statistics(pool: TorchPool) -> PoolStatistics:
+    """Memory of a pool now.
+
+    On CUDA, what torch's allocator holds for the pool and for the bodies captured into it;
+    ``peak_bytes`` is the most that a reading found. On the CPU, the storages of outputs of captured
+    work: reserved are those that graphs or tensors hold, allocated those that tensors do, and
+    ``peak_bytes`` is the most at the end of a capture or at a reading.
+    """
+    if pool.arena is not None:
+        reserved, allocated = pool.arena.reserved, pool.arena.allocated
+        pool.peak = max(pool.peak, pool.arena.peak_bytes, sum(allocated))
+        return PoolStatistics(sum(reserved), sum(allocated), pool.peak, len(allocated))
+    if pool.native is None or not torch.cuda.is_initialized():
+        return PoolStatistics(0, 0, 0, 0)
+    index = index_of(pool.device)
+    segments = [
+        segment
+        for native in (pool.native, *pool.bodies)
+        for segment in torch.cuda.memory_snapshot(native)
+        if segment["device"] == index
+    ]
+    allocated = sum(segment["allocated_size"] for segment in segments)
+    pool.peak = max(pool.peak, allocated)
+    return PoolStatistics(
+        reserved_bytes=sum(segment["total_size"] for segment in segments),
+        allocated_bytes=allocated,
+        peak_bytes=pool.peak,
+        allocation_count=sum(
+            block["state"] == "active_allocated"
+            for segment in segments
+            for block in segment["blocks"]
+        ),
+    )
+
+
+def _identity(token: object) -> tuple[object, object]:
+    """``(id, object that keeps its memory)``."""
+    if isinstance(token, TorchPool):
+        return token.id, token.owner
+    if isinstance(token, torch.cuda.MemPool):
+        return tuple(token.id), token
+    if isinstance(token, torch.cuda.CUDAGraph):
+        return tuple(token.pool()), token
+    return token, None
+
+
+def _is_native(id: object) -> TypeGuard[Native]:
+    return (
+        isinstance(id, tuple)
+        and len(id) == 2
+        and all(isinstance(part, int) and part >= 0 for part in id)
+        and (id[0] == 0) != (id[1] == 0)
+    )
+
+
+def _mismatch(token: object, met: str, device: torch.device) -> PoolMismatch:
+    return PoolMismatch(
+        doing="sharing",
+        subject=f"pool {token!r}",
+        met=met,
+        remedy=f"Pass None, an id from graph_pool_handle({str(device)!r}), a captured graph, or "
+        "a torch.cuda.MemPool of that device.",
+    )
