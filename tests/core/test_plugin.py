@@ -1,4 +1,4 @@
-"""The pytest plugin and the suite seen from outside: pytest run on drivers whose faults are known."""
+"""The pytest plugin and the suite from outside: pytest run on drivers whose faults are known."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import textwrap
 
 import pytest
 
+import tensorplay_core.testing.suite
+
 DRIVERS = pathlib.Path(__file__).with_name("drivers")
-SUITE = "tensorplay_core.testing.suite"
 
 
 def _pytest(
@@ -84,7 +85,7 @@ def test_a_test_runs_once_a_driver_on_the_device_asked_for(tmp_path: pathlib.Pat
         "--tensorplay-driver=tiny",
         "--tensorplay-driver=host",
         "--tensorplay-driver=tiny",
-        "-v",
+        "-vv",
         test="def test_it(runtime): pass",
     )
     assert done.returncode == 0, done.stdout
@@ -101,7 +102,7 @@ def test_a_test_runs_once_a_driver_on_the_device_asked_for(tmp_path: pathlib.Pat
 
 
 def test_without_a_name_every_driver_that_works_is_used(tmp_path: pathlib.Path) -> None:
-    done = _pytest(tmp_path, "-v", test="def test_it(runtime): assert runtime.name != 'unviable'")
+    done = _pytest(tmp_path, "-vv", test="def test_it(runtime): assert runtime.name != 'unviable'")
     assert done.returncode == 0, done.stdout
     for name in ("tiny", "host"):
         assert f"test_it[{name}]" in done.stdout
@@ -168,7 +169,8 @@ def test_the_profile_of_property_tests_is_chosen_by_the_environment(
     kept = {
         k: v for k, v in os.environ.items() if k not in ("CI", "HYPOTHESIS_PROFILE", "TF_BUILD")
     }
-    kept = {k: v for k, v in kept.items() if not k.startswith(("GITHUB_", "PYTEST_"))}
+    marks = ("CI", "HYPOTHESIS", "TF_BUILD", "GITHUB_", "PYTEST_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(marks)}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**kept, **environment},
@@ -178,3 +180,57 @@ def test_the_profile_of_property_tests_is_chosen_by_the_environment(
         check=True,
     )
     assert done.stdout.strip() == expected
+
+
+# The suite itself: it passes a whole driver, and sees each law that another one breaks.
+
+LAWS = {
+    "broken1": (
+        "test_graph.py::test_every_replay_sees_fresh_inputs",
+        "test_properties.py::test_replay_equals_eager",
+    ),
+    "broken2": (
+        "test_graph.py::test_a_capture_executes_nothing_and_a_replay_everything",
+        "test_properties.py::test_a_capture_changes_nothing",
+    ),
+    "broken3": (
+        "test_graph_ends.py::test_a_graph_owns_what_it_reads",
+        "test_properties.py::test_a_graph_owns_what_it_reads",
+    ),
+    "broken5": (
+        "test_errors.py::test_an_exception_on_a_forked_stream_leaves_no_trace",
+        "test_properties.py::test_a_failure_leaves_no_trace",
+    ),
+    "broken8": (
+        "test_pool.py::test_memory_is_back_when_the_last_graph_and_the_last_tensor_are_gone",
+        "test_lifetimes.py::test_graphs_pools_and_tensors_end_in_any_order",
+    ),
+}
+
+
+def _judge(where: pathlib.Path, driver: str, tests: tuple[str, ...]) -> str:
+    # A failing property is shrunk at length; whether it fails is all that is asked here.
+    (where / "quick.py").write_text(
+        "from hypothesis import Phase, settings\n"
+        "settings.register_profile('quick', phases=(Phase.generate,), deadline=None)\n",
+        encoding="utf-8",
+    )
+    suite = pathlib.Path(tensorplay_core.testing.suite.__file__).parent
+    named = (f"{suite / name}" for name in tests)
+    options = ("-p", "quick", f"--tensorplay-driver={driver}", "--tb=no", "-rfE")
+    return _pytest(where, *options, *named, HYPOTHESIS_PROFILE="quick").stdout
+
+
+def test_the_suite_passes_a_whole_driver(tmp_path: pathlib.Path) -> None:
+    every = tuple(name for names in LAWS.values() for name in names)
+    told = _judge(tmp_path, "whole", every)
+    assert f"{len(every)} passed" in told, told
+
+
+@pytest.mark.parametrize("driver", LAWS)
+def test_the_suite_sees_a_broken_law(tmp_path: pathlib.Path, driver: str) -> None:
+    told = _judge(tmp_path, driver, LAWS[driver])
+    for name in LAWS[driver]:
+        assert any(
+            line.startswith("FAILED") and f"{name}[{driver}]" in line for line in told.splitlines()
+        ), told

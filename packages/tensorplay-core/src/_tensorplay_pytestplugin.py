@@ -6,6 +6,7 @@ package and imports nothing of it until a test uses ``runtime`` or a driver is a
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tensorplay_core.testing.facade import Facade
     from tensorplay_core.testing.workbench import Workbench
 
-__all__ = ["facade", "runtime", "stream", "workbench"]
+__all__ = ["facade", "frozen_heap", "runtime", "stream", "workbench"]
 
 _NAMES = pytest.StashKey[tuple[str, ...]]()
 
@@ -106,6 +107,15 @@ def facade(workbench: Workbench) -> Facade:
     from tensorplay_core.testing.facade import Facade
 
     return Facade(workbench)
+
+
+@pytest.fixture(scope="module")
+def frozen_heap() -> Iterator[None]:
+    """Lets garbage collections see only what the module makes: property tests do thousands."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -132,7 +132,9 @@ def _statements(draw: st.DrawFn, scope: _Scope, base: Program) -> Statement:
     names, targets = st.sampled_from(scope.read), st.sampled_from(scope.write)
     match draw(st.sampled_from(_kinds(scope))):
         case "copy":
-            return Copy(draw(targets), draw(names | literals))
+            target = draw(targets)
+            others = [name for name in scope.read if name != target]
+            return Copy(target, draw(st.sampled_from(others) | literals if others else literals))
         case "add":
             return Add(draw(targets), draw(names | literals | _VALUES))
         case "less":
@@ -189,7 +191,7 @@ def _forks(draw: st.DrawFn, scope: _Scope, base: Program) -> Fork:
             allocate=False,
         )
         possible = bool(inner.read and write and flags)
-        blocks.append(draw(_blocks(inner, base, 3)) if possible else ())
+        blocks.append(draw(_blocks(inner, base, 3, minimum=1)) if possible else ())
     return Fork(*blocks)
 
 

@@ -29,7 +29,7 @@ def _around(facade: Facade) -> dict[str, object]:
         "current stream": facade.bench.runtime.current_stream(facade.bench.device),
         "capturing": facade.capturing(),
         "live captures": reclaim.captures_live(),
-        "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
     }
 
 

@@ -27,12 +27,16 @@ from hypothesis.stateful import (
 
 from tensorplay_core import reclaim, registry
 from tensorplay_core.errors import GraphStateError
+from tensorplay_core.testing import profiles
 from tensorplay_core.testing.facade import Facade
 from tensorplay_core.testing.oracle import churn
 
 from .checks import four_parts
 
-pytestmark = pytest.mark.needs("pool_create", "pool_statistics", "pool_release")
+pytestmark = [
+    pytest.mark.needs("pool_create", "pool_statistics", "pool_release"),
+    pytest.mark.usefixtures("frozen_heap"),
+]
 
 
 @dataclass(eq=False)
@@ -217,5 +221,5 @@ def test_graphs_pools_and_tensors_end_in_any_order(facade: Facade) -> None:
         def __init__(self) -> None:
             super().__init__(facade)
 
-    chosen = settings(max_examples=max(10, settings().max_examples // 2), stateful_step_count=30)
-    run_state_machine_as_test(Bound, settings=chosen)
+    profiles.load()
+    run_state_machine_as_test(Bound, settings=settings(stateful_step_count=30))

@@ -27,6 +27,8 @@ from tensorplay_core.testing.workbench import Workbench
 
 from .checks import four_parts, unchanged
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 def _conditionals(bench: Workbench) -> bool:
     return bench.runtime.can("conditional_open")
