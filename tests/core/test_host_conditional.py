@@ -9,7 +9,6 @@ from tensorplay_core.errors import (
     ArgumentError,
     CaptureInvalidated,
     ConditionalError,
-    GraphStateError,
     LoopLimitExceeded,
     OperationRefused,
     PredicateError,
@@ -214,7 +213,7 @@ def test_a_body_that_cannot_end_its_loop_is_refused_with_the_place(host: Any) ->
     assert host.driver.current.handle == capture.stream
     with pytest.raises(CaptureInvalidated, match="body of a while node") as caught:
         host.runtime.graph_end(capture)
-    assert isinstance(caught.value.__cause__, GraphStateError)
+    assert isinstance(caught.value.__cause__, ConditionalError)
     assert host.driver.current.handle == 0
 
 

@@ -37,11 +37,13 @@ class Offence:
         error: What was raised then.
         culprit: The call or body at fault, and where.
         thread: Name of the thread that made the call, ``""`` if that is the capture's own.
+        by_mode: True if a narrower mode would have allowed the call.
     """
 
     error: TensorplayError
     culprit: str
     thread: str
+    by_mode: bool
 
 
 class Capture:
@@ -123,7 +125,10 @@ class Capture:
 
     def __str__(self) -> str:
         if self.conditional is not None:
-            return f"the {self.role} body of a {self.conditional.kind.value} node"
+            kind = self.conditional.kind
+            if kind is ConditionalKind.WHILE:
+                return "the body of a while node"
+            return f"the {self.role} body of a {kind.value} node"
         return f"the capture on {self.origin}"
 
     @property
@@ -223,11 +228,13 @@ class Capture:
             if conditional is not None and conditional.memory is not None and not capture.wrote:
                 capture.wrote = overlap(memory, conditional.memory)
 
-    def break_by(self, error: TensorplayError, culprit: str, thread: ThreadState) -> None:
+    def break_by(
+        self, error: TensorplayError, culprit: str, thread: ThreadState, *, by_mode: bool = False
+    ) -> None:
         """Marks the whole capture broken; what broke it first counts."""
         if self.root.offence is None:
             other = "" if thread is self.root.thread else thread.name
-            self.root.offence = Offence(error, culprit, other)
+            self.root.offence = Offence(error, culprit, other, by_mode)
 
     def check(self, doing: str) -> None:
         """Raises CaptureInvalidated, which names the first illegal call, if there was one."""
@@ -238,6 +245,7 @@ class Capture:
         remedy = f"Take that out of the capture. {error.remedy}"
         if offence.thread:
             culprit += f" in thread {offence.thread!r}"
+        if offence.thread and offence.by_mode:
             remedy = (
                 "Capture with capture_error_mode='thread_local', which other threads cannot break, "
                 "or keep them from waiting for the device meanwhile."
@@ -266,5 +274,5 @@ class Capture:
                 doing="ending",
                 subject=str(self),
                 met=f"not joined back: {named}",
-                remedy=f"Call wait_stream({loose[0].stream}) on {self.origin} before the end.",
+                remedy=f"Make {self.origin} wait for it before the end, by wait_stream or an event.",
             )

@@ -60,7 +60,7 @@ class Device(Arrays):
         """The pool's stream; without a pool, one of the driver."""
         if isinstance(pool, Pool):
             if pool.stream is None:
-                pool.stream = self.stream(f"side stream of pool {pool.id.serial}")
+                pool.stream = self.stream(f"pool {pool.id.serial}")
             return pool.stream
         if self._side is None:
             self._side = self.stream("side stream")

@@ -10,6 +10,7 @@ from tensorplay_core.errors import (
     ArgumentTypeError,
     CaptureError,
     GraphStateError,
+    TensorplayError,
     UnsupportedByDriver,
 )
 from tensorplay_core.hookspecs import hookimpl
@@ -107,13 +108,16 @@ class Graphs(Pools):
 
     def _break(self, body: Capture, cause: BaseException | None) -> None:
         """Marks the capture of a body that was given up: its node has half a body."""
-        broken = GraphStateError(
-            doing="capturing",
-            subject=str(body),
-            met="it was given up" + (f" after {type(cause).__name__}" if cause else ""),
-            remedy="Capture again.",
-        )
-        broken.__cause__ = cause
+        if isinstance(cause, TensorplayError):
+            broken = cause
+        else:
+            broken = GraphStateError(
+                doing="capturing",
+                subject=str(body),
+                met="it was given up" + (f" after {type(cause).__name__}" if cause else ""),
+                remedy="Capture again.",
+            )
+            broken.__cause__ = cause
         body.break_by(broken, str(body), self._capturing.threads.state)
 
     def _own_capture(self, capture: object) -> None:

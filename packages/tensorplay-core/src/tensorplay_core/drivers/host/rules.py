@@ -50,13 +50,20 @@ class Rules:
         return self.threads.state.stream
 
     def refuse(
-        self, operation: str, met: str, remedy: str, broken: Iterable[Capture] = ()
+        self,
+        operation: str,
+        met: str,
+        remedy: str,
+        broken: Iterable[Capture] = (),
+        *,
+        by_mode: bool = False,
     ) -> NoReturn:
         """Raises OperationRefused and marks ``broken`` captures broken by it."""
         where = user_place()
         error = OperationRefused(operation=operation, met=met, remedy=remedy, where=where)
         for capture in broken:
-            capture.break_by(error, f"{operation} at {where}", self.threads.state)
+            culprit = f"{operation} at {where}"
+            capture.break_by(error, culprit, self.threads.state, by_mode=by_mode)
         raise error
 
     def refuse_legacy(self, stream: Stream, operation: str) -> None:
@@ -83,12 +90,10 @@ class Rules:
         if not self.live:
             return
         if stream.lane is not None:
-            self.refuse(
-                operation,
-                f"{stream} takes part in {stream.lane.capture}: its work is recorded, not run",
-                remedy,
-                [stream.lane.capture],
-            )
+            capture = stream.lane.capture
+            taken = "is capturing" if capture.origin is stream else f"takes part in {capture}"
+            met = f"{stream} {taken}: its work is recorded, not run"
+            self.refuse(operation, met, remedy, [capture])
         self.refuse_legacy(stream, operation)
         self.refuse_unsafe(operation, remedy)
 
@@ -128,5 +133,5 @@ class Rules:
             met = f"{first} is live in {first.mode} mode"
             if first.thread is not state:
                 met += f" in thread {first.thread.name!r}"
-                remedy += " Or capture there with mode 'thread_local'."
-            self.refuse(operation, met, remedy, harmed)
+                remedy = f"{remedy.rstrip('.')}, or capture there with mode 'thread_local'."
+            self.refuse(operation, met, remedy, harmed, by_mode=True)
