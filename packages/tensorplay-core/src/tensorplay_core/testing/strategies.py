@@ -114,9 +114,9 @@ def _blocks(draw: st.DrawFn, scope: _Scope, base: Program, size: int, minimum: i
 def _kinds(scope: _Scope) -> list[str]:
     kinds = ["copy", "add", "add", "less"]
     if scope.allocate:
-        kinds.append("double")
+        kinds += ["double", "double"]
     if scope.fresh:
-        kinds.append("drop")
+        kinds += ["drop", "drop"]
     if scope.depth > 0:
         kinds.append("fork")
         if scope.conditionals:

@@ -101,6 +101,32 @@ def test_a_stream_captures_once_at_a_time(workbench: Workbench, facade: Facade) 
     captures_again(facade)
 
 
+def test_a_capture_inside_a_capture_works_or_is_refused_and_harms_neither(
+    workbench: Workbench, facade: Facade
+) -> None:
+    left, right, outer, inner = (
+        workbench.buffer([0.0]),
+        workbench.buffer([0.0]),
+        facade.new(),
+        facade.new(),
+    )
+    worked = False
+    with unchanged(facade), facade.capture(outer):
+        workbench.add_(left, 1.0)
+        try:
+            with facade.capture(inner):
+                workbench.add_(right, 10.0)
+            worked = True
+        except CaptureError as error:
+            four_parts(error)
+        workbench.add_(left, 2.0)
+    outer.replay()
+    if worked:
+        inner.replay()
+    assert workbench.read(left) == [3.0]
+    assert workbench.read(right) == [10.0 if worked else 0.0]
+
+
 def test_a_fork_that_is_not_joined_is_refused(workbench: Workbench, facade: Facade) -> None:
     total = workbench.buffer([0.0])
 

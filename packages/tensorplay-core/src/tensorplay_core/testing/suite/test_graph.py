@@ -236,6 +236,25 @@ def test_an_update_runs_the_other_graphs_work(workbench: Workbench, facade: Faca
 
 
 @pytest.mark.needs("graph_update")
+def test_an_updated_graph_owns_the_others_operands_and_results(
+    workbench: Workbench, facade: Facade
+) -> None:
+    total, operands = workbench.buffer([0.0]), [workbench.buffer([1.0]), workbench.buffer([5.0])]
+    two, results = [facade.new(), facade.new()], []
+    for made, operand in zip(two, operands, strict=True):
+        with facade.capture(made):
+            workbench.add_(total, operand)
+            results.append(workbench.double(operand))
+    two[0].update(two.pop())
+    del operands[:], operand, results[0]
+    churn(workbench, length=1)
+    for _ in range(2):
+        two[0].replay()
+    assert workbench.read(total) == [10.0]
+    assert workbench.read(results[0]) == [10.0]
+
+
+@pytest.mark.needs("graph_update")
 def test_an_update_by_other_work_still_runs_it_and_says_why_not_in_place(
     workbench: Workbench, facade: Facade
 ) -> None:

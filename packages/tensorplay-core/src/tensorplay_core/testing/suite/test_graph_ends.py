@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
+from typing import Any
 
 import pytest
 
-from tensorplay_core import close_all
+from tensorplay_core import close_all, registry
 from tensorplay_core.errors import GraphStateError, StaleGraph
 from tensorplay_core.testing.facade import Facade
 from tensorplay_core.testing.oracle import churn
@@ -92,11 +95,14 @@ def test_a_graph_may_end_during_the_capture_of_another(
 ) -> None:
     total, captured = workbench.buffer([0.0]), facade.new()
     closed = facade.record(lambda: workbench.add_(total, 1.0))
-    dropped = [facade.record(lambda: workbench.double(total))]
+    dropped: list[Any] = [facade.record(lambda: workbench.double(total)) for _ in range(2)]
+    cycle: list[Any] = [dropped.pop()]
+    cycle.append(cycle)
     with facade.capture(captured):
         workbench.add_(total, 10.0)
         closed.close()
         dropped.clear()
+        del cycle
         gc.collect()
         workbench.add_(total, 100.0)
     captured.replay()
@@ -113,6 +119,59 @@ def test_close_all_closes_every_graph(workbench: Workbench, facade: Facade) -> N
         with pytest.raises(GraphStateError):
             one.replay()
     captures_again(facade)
+
+
+def test_capturing_again_and_again_costs_nothing_that_stays(
+    workbench: Workbench, facade: Facade
+) -> None:
+    x, made = workbench.buffer([1.0] * 16), facade.new()
+    before, graphs = workbench.live_bytes(), len(registry.live())
+    for _ in range(20):
+        with facade.capture(made):
+            result = workbench.double(x)
+        made.replay()
+        made.reset()
+        del result
+        workbench.synchronize()
+    assert workbench.live_bytes() == before
+    assert len(registry.live()) == graphs
+
+
+_AT_EXIT = """
+import sys
+from tensorplay_core import discovery, select
+from tensorplay_core.testing.facade import Facade
+
+runtime = select(sys.argv[1])
+bench = discovery.find_workbench(sys.argv[1])(runtime, runtime.resolve_device(None))
+facade, x, how = Facade(bench), bench.buffer([1.0, 2.0]), sys.argv[2]
+made, other, pool = facade.new(), facade.new(), facade.pool()
+with facade.capture(made, pool):
+    y = bench.double(x)
+made.replay()
+if how == "cycle":
+    made.itself = made
+if how == "capturing":
+    other.capture_begin(pool)
+    z = bench.double(y)
+if how == "failing":
+    with facade.capture(other):
+        z = bench.double(y)
+        sys.exit(0)
+"""
+
+
+@pytest.mark.needs("pool_create")
+@pytest.mark.parametrize("how", ["alive", "cycle", "capturing", "failing"])
+def test_the_interpreter_exits_cleanly_around_live_graphs(facade: Facade, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_EXIT, facade.driver, how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # what a graph owns

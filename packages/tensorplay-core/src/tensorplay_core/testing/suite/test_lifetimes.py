@@ -105,7 +105,7 @@ class Lifetimes(RuleBasedStateMachine):
                 held.graph.capture_begin(pool)
             four_parts(caught.value)
             return
-        with self.facade.capture(held.graph, pool):
+        with self.facade.capture(held.graph, pool, capture_error_mode="thread_local"):
             scratch = self.bench.double(self.x)
             if meanwhile is not None:
                 meanwhile()
@@ -141,14 +141,42 @@ class Lifetimes(RuleBasedStateMachine):
         if held.result is not None and held.value is not None:
             assert self.bench.read(held.result) == [4 * held.value, -4 * held.value]
 
+    @rule(held=graphs)
+    def capture_in_another_thread(self, held: _Held) -> None:
+        if held.state == "empty":
+            self._elsewhere(lambda: self._capture(held, None))
+
+    @rule(held=graphs, other=graphs)
+    def update(self, held: _Held, other: _Held) -> None:
+        if not self.bench.runtime.can("graph_update") or {held.state, other.state} != {"ready"}:
+            return
+        if held is other:
+            return
+        held.graph.update(other.graph)
+        # What the other captured is now this one's, and the other is empty.
+        held.result, held.value, held.private = other.result, None, other.private
+        other.forget()
+
     @rule(held=graphs, final=st.booleans(), elsewhere=st.booleans())
     def end(self, held: _Held, final: bool, elsewhere: bool) -> None:
         if not elsewhere:
             self._end(held, final)
             return
-        thread = threading.Thread(target=self._end, args=(held, final))
+        self._elsewhere(lambda: self._end(held, final))
+
+    def _elsewhere(self, work: Callable[[], None]) -> None:
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
         thread.start()
         thread.join()
+        assert failed == []
 
     def _end(self, held: _Held, final: bool) -> None:
         (held.graph.close if final else held.graph.reset)()
