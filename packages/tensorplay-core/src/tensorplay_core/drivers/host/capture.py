@@ -274,5 +274,5 @@ class Capture:
                 doing="ending",
                 subject=str(self),
                 met=f"not joined back: {named}",
-                remedy=f"Make {self.origin} wait for it before the end, by wait_stream or an event.",
+                remedy=f"Make {self.origin} wait for it before the end: wait_stream or an event.",
             )
