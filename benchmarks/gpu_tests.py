@@ -35,7 +35,7 @@ def main() -> int:
         "suites": suites,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, suite in suites.items():
         print(f"{name}: {suite.get('error') or counts(suite)}")
     print(f"written to {options.out}")

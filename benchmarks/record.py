@@ -28,18 +28,19 @@ class Goal:
     against: str | None = "floor"
     faster: float | None = None
 
-    def __str__(self) -> str:
+    def said(self, unit: str) -> str:
+        """In words; `unit` is that of a plain number."""
         if self.faster is not None:
             return f"≥ {self.faster:g} × faster than {self.against}"
-        return f"≤ {self.factor:g}" + (f" × {self.against}" if self.against else "")
+        return f"≤ {self.factor:g} " + (f"× {self.against}" if self.against else unit)
 
     def reference(self, floor: float | None, peers: Mapping[str, float]) -> float:
-        """What `ours` is divided by for the ratio."""
+        """What `factor` multiplies."""
         if self.against is None:
             return 1.0
         if self.against == "floor":
             if floor is None:
-                raise ValueError(f"the goal {self} needs a floor, and none was measured")
+                raise ValueError("a goal needs a floor, and none was measured")
             return floor
         return peers[self.against]
 
@@ -82,8 +83,8 @@ def record(
         "ours": ours,
         "floor": floor,
         "peers": value,
-        "ratio": ours / against[0] if against and against[0] else None,
-        "goal": " and ".join(map(str, goals)),
+        "ratio": ours / against[0] if goals and goals[0].against else None,
+        "goal": " and ".join(goal.said(unit) for goal in goals),
         "met": all(ours <= g.factor * base for g, base in zip(goals, against, strict=True))
         if goals
         else None,

@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records, failed = measure_all(chosen, options.timeout)
     if records:
         path = destination(options.out, title(chosen, known))
-        path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"written to {path}")
     if failed:
         print(f"failed to measure: {', '.join(failed)}", file=sys.stderr)

@@ -98,6 +98,8 @@ def _device() -> tuple[Any, bool]:
     import torch
 
     on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        torch.set_num_threads(1)
     return torch.device("cuda" if on_gpu else "cpu"), on_gpu
 
 
