@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 from tensorplay_core.protocols import PoolStatistics
 
@@ -44,6 +44,13 @@ class Segment:
         self.address, self.size = address, size
         self.first = Block(address, size, self, key)
 
+    def blocks(self) -> Iterator[Block]:
+        """Its pieces in the order of their addresses."""
+        block: Block | None = self.first
+        while block is not None:
+            yield block
+            block = block.after
+
 
 class Arena:
     """Segments that grow on demand and are held until the arena is released.
@@ -63,7 +70,7 @@ class Arena:
         self._blocks: dict[int, Block] = {}
         self._folded: dict[Hashable, Hashable] = {}
         self._allocated = self._peak = self._count = 0
-        self._released = False
+        self._released = self._unsettled = False
 
     def allocate(self, nbytes: int, key: Hashable) -> Block:
         """A block of at least ``nbytes`` bytes for work on the stream called ``key``.
@@ -96,6 +103,7 @@ class Arena:
         with self._lock:
             self._drain()
             self._hand_over(lender, borrower)
+        self._settle()
 
     def fold(self, borrower: Hashable, lender: Hashable) -> None:
         """What is free for ``borrower``, now and later, is free for ``lender``."""
@@ -103,18 +111,38 @@ class Arena:
             self._drain()
             self._hand_over(borrower, lender)
             self._folded[borrower] = lender
+        self._settle()
+
+    def unite(self, key: Hashable) -> None:
+        """All that is free is free for ``key``: a new capture, whose graph runs after the others.
+
+        So memory that one capture's forks and bodies left is there for the next capture.
+        """
+        with self._lock:
+            self._drain()
+            self._folded.clear()
+            self._free.clear()
+            self._blocks.clear()
+            for segment in self._segments.values():
+                blocks = list(segment.blocks())
+                free = [block for block in blocks if block.free]
+                for block in blocks:
+                    block.key, block.free = key, False
+                for block in free:  # In the order of addresses, so each joins the one before.
+                    self._put(block)
+        self._settle()
 
     def release(self) -> None:
-        """No graph holds it: every segment goes back once no block of it is handed out."""
-        with self._lock:
-            self._released = True
-            self._drain()
+        """No graph holds it: every segment goes back once no block of it is handed out.
+
+        Safe in a finalizer.
+        """
+        self._released = self._unsettled = True
         self._settle()
 
     def revive(self) -> None:
         """A graph holds it again."""
-        with self._lock:
-            self._released = False
+        self._released = False
 
     def statistics(self) -> PoolStatistics:
         """Its memory now, in bytes; blocks count with their rounded size."""
@@ -127,13 +155,14 @@ class Arena:
 
     def _settle(self) -> None:
         # Whoever holds the lock meanwhile settles after letting go, so nothing is left behind.
-        while self._returned and self._lock.acquire(blocking=False):
+        while (self._returned or self._unsettled) and self._lock.acquire(blocking=False):
             try:
                 self._drain()
             finally:
                 self._lock.release()
 
     def _drain(self) -> None:
+        self._unsettled = False
         while self._returned:
             block = self._returned.popleft()
             self._allocated -= block.size
@@ -143,8 +172,10 @@ class Arena:
             self._put(block)
         if self._released:
             for address, segment in list(self._segments.items()):
-                if segment.first.free and segment.first.after is None:
-                    self._take(segment.first)
+                blocks = list(segment.blocks())
+                if all(block.free for block in blocks):
+                    for block in blocks:
+                        self._take(block)
                     del self._segments[address]
                     self._shrink(address, segment.size)
 

@@ -135,6 +135,7 @@ class Body(CudaCapture):
     Attributes:
         node: The node it belongs to.
         role: ``"then"``, ``"else"``, ``"body"``, ``"case 0"`` ...
+        seed: An empty node, where the driver cannot run a body without nodes.
         lane: The stream it is captured on, made when it is entered.
         lent: Its lane was set before and goes back to whoever set it: torch's allocator and
             libraries go on naming a stream after the body, so it must not be destroyed.
@@ -144,6 +145,7 @@ class Body(CudaCapture):
 
     node: Conditional
     role: str
+    seed: tuple[Any, ...] = ()
     lane: Stream | None = None
     lent: bool = False
     frontier: tuple[int, ...] = ()

@@ -154,9 +154,13 @@ class Conditionals(Graphs):
         )
         # The bodies may be read only now: before the node is there, reading them ends the process.
         graphs = list(asked.conditional.phGraph_out)[: len(roles)]
-        if self.version < floors.EMPTY_BODIES:
-            for graph in graphs:
-                self.cu.cuGraphAddEmptyNode(graph, [], 0, about=about)
+        # What is captured into a body comes after its seed, if it has one.
+        seeds = [
+            (self.cu.cuGraphAddEmptyNode(graph, [], 0, about=about),)
+            if self.version < floors.EMPTY_BODIES
+            else ()
+            for graph in graphs
+        ]
         node.bodies = tuple(
             Body(
                 device=capture.device,
@@ -166,8 +170,9 @@ class Conditionals(Graphs):
                 owner=capture.owner,
                 node=node,
                 role=role,
+                seed=seed,
             )
-            for graph, role in zip(graphs, roles, strict=True)
+            for graph, role, seed in zip(graphs, roles, seeds, strict=True)
         )
         capture.conditionals.append(node)
         return node.bodies
@@ -183,8 +188,10 @@ class Conditionals(Graphs):
         # would be broken by what it forbids, and a broken body cannot be ended safely.
         relaxed = self.native.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with self.activated(body.device):
+            seed = list(body.seed)
+            edges = self.cu.edge_data(None, len(seed))
             self.cu.cuStreamBeginCaptureToGraph(
-                lane.handle, body.graph, [], [], 0, relaxed, about=repr(body)
+                lane.handle, body.graph, seed, edges, len(seed), relaxed, about=repr(body)
             )
         body.lane, body.stream = lane, lane.handle
         body.root.open.append(body)

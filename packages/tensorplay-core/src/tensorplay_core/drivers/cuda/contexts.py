@@ -150,7 +150,8 @@ class Contexts:
         attribute = self.native.CUdevice_attribute
         for ordinal in range(self.device_count):
             device = self.cu.cuDeviceGet(ordinal)
-            name = self.cu.cuDeviceGetName(256, device).rstrip(b"\0").decode()
+            # The bindings give the whole buffer.
+            name = self.cu.cuDeviceGetName(256, device).partition(b"\0")[0].decode()
             major, minor = (
                 self.cu.cuDeviceGetAttribute(which, device)
                 for which in (

@@ -79,6 +79,7 @@ class Graphs(Pools):
             )
             capture.owned.keep(pool)
             self.captures[info.id] = capture
+        pool.arena.unite(capture.key)
         capture.restore = self.make_current(device, handle)
         return capture
 
@@ -201,7 +202,7 @@ class Graphs(Pools):
 
         for body in reversed(capture.open):
             self.captures.pop(body.id, None)
-            if body.lane is not None and body.restore is not None:
+            if body.restore is not None:
                 body.restore()
         try:
             unwinding.unwind(self, capture, note)

@@ -107,8 +107,9 @@ class CudaWorkbench:
         }
 
     def _launch(self, name: str, count: int, *args: Any) -> None:
-        blocks = max(1, -(-count // _THREADS))
-        self._driver.launch(self._functions[name], blocks, _THREADS, (*args, count))
+        threads = max(1, min(count, _THREADS))
+        blocks = max(1, -(-count // threads))
+        self._driver.launch(self._functions[name], blocks, threads, (*args, count))
 
     def buffer(self, values: Sequence[float]) -> DeviceArray:
         """A float32 buffer outside any pool."""
@@ -202,10 +203,9 @@ class CudaWorkbench:
         return self._driver.memory.held_bytes
 
     def surroundings(self) -> tuple[object, ...]:
-        """Current stream and context, and what this thread may call."""
-        with self._driver.relaxed():
-            context = int(self._driver.cu.cuCtxGetCurrent())
+        """Current stream and device, and what this thread may call."""
         mode = self._driver.native.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         now = self._driver.cu.cuThreadExchangeStreamCaptureMode(mode)
         self._driver.cu.cuThreadExchangeStreamCaptureMode(now)
-        return self._driver.handle(None, self.device), context, int(now)
+        driver = self._driver
+        return driver.handle(None, self.device), driver.current_device(), int(now)
