@@ -110,11 +110,9 @@ def while_loop(
             _assign(runtime, state, _step(body, state, carry))
             steps += 1
         return _rebuild(carry, state)
-    predicate = _copy(runtime, test(*state))
-    with graph.while_loop(predicate, max_steps=max_steps) as loop:
+    with graph.while_loop(test(*state), max_steps=max_steps) as loop:
         _assign(runtime, state, _step(body, state, carry))
-        runtime.array_copy(predicate, test(*state))
-        loop.condition(predicate)
+        loop.condition(test(*state))
     return _rebuild(carry, state)
 
 

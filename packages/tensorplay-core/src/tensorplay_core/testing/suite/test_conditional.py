@@ -168,6 +168,21 @@ def test_a_switch_runs_the_case_of_its_index_and_none_out_of_range(
         assert workbench.read(total) == [(10.0**chosen if 0 <= chosen < n else 0.0) + 0.5]
 
 
+@pytest.mark.needs("array_copy")
+def test_a_case_may_rewrite_the_index(workbench: Workbench, facade: Facade) -> None:
+    total, index, other = workbench.buffer([0.0]), workbench.index(0), workbench.index(1)
+    made = facade.new()
+    with facade.capture(made), made.switch(index, 2) as (first, second):
+        with first:
+            workbench.runtime.array_copy(index, other)
+            workbench.add_(total, 1.0)
+        with second:
+            workbench.add_(total, 10.0)
+    for expected in (1.0, 11.0):
+        made.replay()
+        assert workbench.read(total) == [expected]
+
+
 def test_a_switch_may_leave_cases_out(workbench: Workbench, facade: Facade) -> None:
     total, index, made = workbench.buffer([0.0]), workbench.index(0), facade.new()
     with facade.capture(made), made.switch(index, 3) as cases, cases[1]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tensorplay_core.errors import (
-    SignatureMismatch,
-)
+from tensorplay_core.errors import PredicateError, SignatureMismatch
 from tensorplay_core.testing.facade import Facade
 from tensorplay_core.testing.workbench import Workbench
 
@@ -213,6 +212,19 @@ def test_what_a_body_returns_is_carried_by_value(
         [lambda: workbench.write(x, [1.0])],
     )
     assert [workbench.read(one) for one in (x, y, other)] == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.needs("conditional_read", "array_like", "array_copy")
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_test_that_gives_no_predicate_is_refused(
+    workbench: Workbench, facade: Facade, captured: bool
+) -> None:
+    x = workbench.buffer([1.0, 2.0])
+    for wrong in (True, x, None):
+        run = partial(facade.while_loop, lambda _, wrong=wrong: wrong, lambda a: a, x)
+        with refused(facade, PredicateError):
+            facade.record(run) if captured else run()
+    assert workbench.read(x) == [1.0, 2.0]
 
 
 @pytest.mark.needs("conditional_read", "array_like", "array_copy")

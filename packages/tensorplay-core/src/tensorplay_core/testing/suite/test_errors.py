@@ -17,6 +17,7 @@ from tensorplay_core.errors import (
     EmptyCapture,
     GraphStateError,
     SignatureMismatch,
+    TensorplayError,
     UnjoinedWork,
     UnknownDriver,
 )
@@ -125,6 +126,26 @@ def test_a_capture_inside_a_capture_works_or_is_refused_and_harms_neither(
         inner.replay()
     assert workbench.read(left) == [3.0]
     assert workbench.read(right) == [10.0 if worked else 0.0]
+
+
+def test_a_replay_inside_a_capture_is_part_of_it_or_refused(
+    workbench: Workbench, facade: Facade
+) -> None:
+    total, outer, worked = workbench.buffer([0.0]), facade.new(), False
+    other = facade.record(lambda: workbench.add_(total, 10.0))
+    try:
+        with facade.capture(outer):
+            workbench.add_(total, 1.0)
+            other.replay()
+            worked = True
+    except TensorplayError as error:
+        four_parts(error)
+    assert workbench.read(total) == [0.0]
+    if worked:
+        outer.replay()
+    other.replay()
+    assert workbench.read(total) == [21.0 if worked else 10.0]
+    captures_again(facade)
 
 
 def test_a_fork_that_is_not_joined_is_refused(workbench: Workbench, facade: Facade) -> None:

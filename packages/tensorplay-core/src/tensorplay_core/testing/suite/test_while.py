@@ -116,6 +116,42 @@ def test_a_loop_may_be_decided_by_another_flag(workbench: Workbench, facade: Fac
     assert workbench.read(start) == [1.0]
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_in_the_body_may_be_what_ends_the_loop(
+    workbench: Workbench, facade: Facade, taken: bool
+) -> None:
+    count, go, gate, made = (
+        workbench.buffer([0.0]),
+        workbench.flag(True),
+        workbench.flag(taken),
+        facade.new(),
+    )
+    with facade.capture(made), made.while_loop(go, max_steps=9):
+        workbench.add_(count, 1.0)
+        with made.if_then(gate):
+            workbench.less_(go, count, 4.0)
+    made.replay()
+    assert workbench.read(count) == [4.0 if taken else 9.0]
+
+
+@pytest.mark.needs("array_copy")
+def test_a_copy_into_the_predicate_may_be_what_ends_the_loop(
+    workbench: Workbench, facade: Facade
+) -> None:
+    count, go, again, made = (
+        workbench.buffer([0.0]),
+        workbench.flag(True),
+        workbench.flag(True),
+        facade.new(),
+    )
+    with facade.capture(made), made.while_loop(go):
+        workbench.add_(count, 1.0)
+        workbench.less_(again, count, 4.0)
+        workbench.runtime.array_copy(go, again)
+    made.replay()
+    assert workbench.read(count) == [4.0]
+
+
 def test_a_body_that_cannot_end_its_loop_is_refused(workbench: Workbench, facade: Facade) -> None:
     count, flag, made = workbench.buffer([0.0]), workbench.flag(True), facade.new()
     with refused(facade, ConditionalError), facade.capture(made), made.while_loop(flag):
