@@ -29,7 +29,8 @@ class CaptureChangesThings(Host):
     @hookimpl
     def tensorplay_graph_end(self, capture):
         template = super().tensorplay_graph_end(capture)
-        side = self.tensorplay_side_stream(capture.device, None)
+        # A new one each time: the same one again would be no change.
+        side = self.stream()
         self.never_left = self.tensorplay_using_stream(side, capture.device)
         self.never_left.__enter__()
         return template
