@@ -52,12 +52,11 @@ def gpus() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def install_for_torch(session: nox.Session, name: str) -> None:
+def install_for_torch(session: nox.Session, name: str, *more: str) -> None:
     """The packages for PyTorch and a dependency group, with what a GPU needs where there is one."""
     if not isinstance(session.virtualenv, PassthroughEnv):
-        extras = "[cuda13]" if gpus() else ""
-        local = packages("core", extras=extras) + packages("torch", "adapt")
-        install(session, *local, *group(name))
+        local = packages("core", *more, extras="[cuda13]") if gpus() else packages("core")
+        install(session, *local, *packages("torch", "adapt"), *group(name))
 
 
 @nox.session
@@ -143,7 +142,7 @@ def bench(session: nox.Session) -> None:
 
     `nox --no-venv -s bench` takes the environment as it is.
     """
-    install_for_torch(session, "bench")
+    install_for_torch(session, "bench", "cupy")
     session.run("python", "benchmarks/run.py", *session.posargs)
 
 
