@@ -65,6 +65,10 @@ PRIVATE: dict[str, Private] = {
         "_cuda_beginAllocateCurrentStreamToPool",
         "bodies of conditional nodes cannot allocate memory",
     ),
+    "begin_allocate_thread": _find(
+        "_cuda_beginAllocateCurrentThreadToPool",
+        "bodies of conditional nodes cannot allocate memory",
+    ),
     "end_allocate": _find(
         "_cuda_endAllocateToPool",
         "bodies of conditional nodes cannot allocate, and a broken capture keeps its pool",
@@ -96,6 +100,16 @@ PRIVATE: dict[str, Private] = {
     "has_kernel": _find(
         "_dispatch_has_kernel_for_dispatch_key",
         "replays on the CPU copy each result once more",
+        cuda=False,
+    ),
+    "functorch_active": _find(
+        "_are_functorch_transforms_active",
+        "a graphed callable inside torch.func transforms fails in place of running without graphs",
+        cuda=False,
+    ),
+    "will_execute": _find(
+        "_will_engine_execute_node",
+        "param_grads='in_graph' cannot tell backward() from torch.autograd.grad()",
         cuda=False,
     ),
     "set_versions": _find(

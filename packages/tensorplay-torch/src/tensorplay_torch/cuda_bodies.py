@@ -10,7 +10,7 @@ from tensorplay_core.protocols import Capture, ConditionalKind
 
 from .bases import lend
 from .cuda_capture import OpenCapture
-from .pools import routed
+from .pools import routed_body
 from .predicates import checked
 
 __all__ = ["CudaBody", "open_bodies"]
@@ -53,7 +53,7 @@ class CudaBody:
         with ExitStack() as undo:
             undo.push(self._left_open)
             undo.enter_context(torch.cuda.stream(lane.torch))
-            undo.enter_context(routed(root.pool, root.body_native(self.depth), root.begun))
+            undo.enter_context(routed_body(root.pool, root.body_natives(self.depth), root.begun))
             # A low-precision copy of a parameter made in a body exists only where the body ran.
             torch.clear_autocast_cache()
             undo.callback(torch.clear_autocast_cache)

@@ -63,7 +63,7 @@ class OpenCapture:
         self.begun: Counter[Native] = Counter()
         self.open_bodies: list[ExitStack] = []
         self._streams = streams
-        self._body_natives: dict[int, Native] = {}
+        self._body_natives: dict[int, tuple[Native, Native]] = {}
 
     @property
     def root(self) -> OpenCapture:
@@ -74,10 +74,10 @@ class OpenCapture:
         """The stream that bodies at ``depth`` run on."""
         return self._streams.lane(self.pool, depth)
 
-    def body_native(self, depth: int) -> Native:
+    def body_natives(self, depth: int) -> tuple[Native, Native]:
         """Where bodies at ``depth`` allocate: torch cannot begin one id twice at a time."""
         if depth not in self._body_natives:
-            self._body_natives[depth] = new_native()
+            self._body_natives[depth] = new_native(), new_native()
         return self._body_natives[depth]
 
     def end_bodies(self, error: BaseException | None) -> None:
@@ -113,6 +113,7 @@ class CudaCapture(OpenCapture):
         Raises:
             UnjoinedWork: A forked stream was not joined.
             CaptureInvalidated: An illegal call broke it.
+            OperationRefused: Optimizer state was born in it.
         """
         with self._undo:
             try:
@@ -124,7 +125,7 @@ class CudaCapture(OpenCapture):
                 self._end_torch()
             except RuntimeError as met:
                 error = self._what_broke(met)
-                attempt("giving back memory", lambda: self._discard(broken=True), error)
+                self._discard(error, broken=True)
                 raise error from met
             try:
                 self.watch.accept()
@@ -133,7 +134,7 @@ class CudaCapture(OpenCapture):
                     self.inner, graph.raw_cuda_graph(), graph
                 )
             except BaseException as met:
-                attempt("giving back memory", lambda: self._discard(broken=False), met)
+                self._discard(met, broken=False)
                 raise
             captured = Captured(graph, self.pool, self.begun, self._generators, self.watch)
             return CudaTemplate(captured, inner)
@@ -146,29 +147,32 @@ class CudaCapture(OpenCapture):
 
     def _unwind(self, error: BaseException | None) -> None:
         self.end_bodies(error)
-        broken = not attempt("ending torch's capture", self._end_torch, error)
-        attempt("giving back memory", lambda: self._discard(broken=broken), error)
-        attempt("burying", lambda: cuda_driver(self.base).bury(self.inner, error), error)
+        self._discard(error, broken=not attempt("ending torch's capture", self._end_torch, error))
 
     def _end_torch(self) -> None:
         # Whatever the user made current meanwhile, torch ends a capture on its own stream only.
         with torch.cuda.stream(self._torch_stream):
             end_quietly(self._graph)
 
-    def _discard(self, *, broken: bool) -> None:
+    def _discard(self, error: BaseException | None, *, broken: bool) -> None:
         poisoned = bool(getattr(self.inner, "poisoned", ""))
+        attempt("burying", lambda: cuda_driver(self.base).bury(self.inner, error), error)
         if broken or poisoned:
             self._streams.spoil(self.pool)
-        drop(
-            self._graph,
-            self.pool,
-            self._torch_stream,
-            self._generators,
-            broken=broken,
-            poisoned=poisoned,
+        attempt(
+            "giving back memory",
+            lambda: drop(
+                self._graph,
+                self.pool,
+                self._torch_stream,
+                self._generators,
+                broken=broken,
+                poisoned=poisoned,
+            ),
+            error,
         )
-        release_bodies(self.pool, self.begun)
-        self.watch.undo()
+        attempt("giving back bodies", lambda: release_bodies(self.pool, self.begun), error)
+        attempt("restoring bindings", self.watch.undo, error)
 
     def _what_broke(self, error: RuntimeError) -> CaptureError:
         first = str(error).partition("\n")[0]
@@ -218,12 +222,9 @@ def begin(
         undo.enter_context(torch.cuda.device(index))
         _refuse_capturing(stream)
         undo.enter_context(turn(f"on {stream}"))
+        streams.honour(pool, stream)
         undo.callback(Surroundings().restore)
-        torch.cuda.synchronize(index)
-        # Under capture the allocator cannot free what it has cached to make room.
-        torch.cuda.empty_cache()
-        if (empty_host_cache := PRIVATE["host_empty_cache"].value) is not None:
-            empty_host_cache()
+        _settle(device)
         undo.enter_context(torch.cuda.stream(stream))
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generators = Generators(device, registered)
@@ -261,6 +262,17 @@ def begin(
             generators=generators,
             undo=undo.pop_all(),
         )
+
+
+def _settle(device: torch.device) -> None:
+    """Waits for the device, and frees what the allocator cannot free while a stream captures."""
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        if (empty_host_cache := PRIVATE["host_empty_cache"].value) is not None:
+            empty_host_cache()
+    except RuntimeError as error:
+        raise torch_failure("cudaDeviceSynchronize", str(device), error) from error
 
 
 def _handle(pool: TorchPool) -> Any:

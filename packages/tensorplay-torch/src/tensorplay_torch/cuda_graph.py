@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tensorplay_core import reclaim
 from tensorplay_core.errors import DriverCallFailed, GraphStateError
 from tensorplay_core.protocols import Executable, Template, Update
 from tensorplay_core.runtime import Runtime
@@ -49,11 +50,28 @@ class Captured:
         generators: Generators,
         watch: Watch,
     ) -> None:
-        self.graph, self.pool, self.generators, self.watch = graph, pool, generators, watch
+        self.pool, self.generators, self.watch = pool, generators, watch
         self.owned: list[object] = []
         self.lock = threading.RLock()
+        self._graph: torch.cuda.CUDAGraph | None = graph
         self._bodies = bodies
         self._holders = 1
+
+    @property
+    def graph(self) -> torch.cuda.CUDAGraph:
+        """The graph as torch has it.
+
+        Raises:
+            GraphStateError: Nobody holds it any more.
+        """
+        if self._graph is None:
+            raise GraphStateError(
+                doing="using",
+                subject=f"a graph on {self.pool.device}",
+                met="it is closed",
+                remedy="Capture again, or keep the graph open.",
+            )
+        return self._graph
 
     def hold(self) -> None:
         """One more holder."""
@@ -67,6 +85,8 @@ class Captured:
             if self._holders:
                 return
         self.graph.reset()
+        # torch takes a graph off its generators when the object goes, not at a reset.
+        self._graph = None
         release_bodies(self.pool, self._bodies)
         self.watch.close()
         self.owned.clear()
@@ -166,7 +186,7 @@ class CudaExecutable:
 
     def _through_torch(self, stream: object) -> bool:
         """Launches through torch; True if that is not needed any more."""
-        with self._captured.lock, self._current(stream):
+        with self._captured.lock, torch.cuda.device(self.device), self._current(stream):
             if self._closed:
                 raise self._refused("it is closed", "Capture again, or keep the graph open.")
             if torch.cuda.is_current_stream_capturing():
@@ -229,9 +249,13 @@ class CudaExecutable:
             replaced, self._updated = self._updated, template.captured
             self._template = template
             if replaced is not None:
-                torch.cuda.synchronize(self.device)
-                replaced.release()
+                reclaim.dispose(partial(self._let_go, replaced))
         return update
+
+    def _let_go(self, replaced: Captured) -> None:
+        # Its last launches may still be under way.
+        torch.cuda.synchronize(self.device)
+        replaced.release()
 
     def _kernels(self) -> list[str]:
         return self._template.kernels(self._base)

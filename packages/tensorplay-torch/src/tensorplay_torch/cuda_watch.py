@@ -1,4 +1,4 @@
-"""What is seen of a capture on CUDA: operands, optimizer state, random numbers, who wrote what.
+"""What is seen of a capture on CUDA: operands, optimizer state, random numbers.
 
 With ``track_operands`` or ``check_input_liveness`` a dispatch mode shows every operation. Without,
 only optimizers are looked at, and inside conditional bodies whether random numbers are drawn.
@@ -20,6 +20,7 @@ from .culprit import name_of
 from .dispatch import CaptureDispatch
 from .generators import Generators, draws
 from .operands import DeviceListener
+from .operations import tensors_in
 from .refusals import Reason, refused
 from .state import Bindings
 
@@ -96,6 +97,7 @@ class Watch:
     def close(self) -> None:
         """Lets go of the operands."""
         self._bindings.forget()
+        self._random.kept.clear()
         if self._listener is not None:
             self._listener.operands.retained.clear()
 
@@ -114,16 +116,6 @@ class Watch:
             if alone is not None and alone in self._started:
                 self._started.remove(alone)
                 alone.stop()
-
-    def mark(self) -> int:
-        """This point of the capture."""
-        return self._listener.operands.mark() if self._listener is not None else 0
-
-    def wrote(self, tensor: torch.Tensor, since: int) -> bool | None:
-        """Whether work after ``since`` wrote ``tensor``; None if nobody looked."""
-        if self._listener is None:
-            return None
-        return self._listener.operands.writes_to(tensor, since=since)
 
     def last_seen(self) -> str:
         """The operation that ran last, as a clause for an error."""
@@ -148,16 +140,24 @@ class Watch:
 
 
 class _Random:
-    """Sees which operations draw random numbers, from which generators."""
+    """Sees which operations draw random numbers, from which generators, and what bodies use."""
 
     def __init__(self, generators: Generators) -> None:
         self._generators = generators
         self.drew = False
         self.bodies = 0
+        self.kept: list[object] = []
         self.last: object = None
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.last = func
+        if self.bodies:
+            # A body's host memory is none of the pool's: torch would reuse it once it is dropped.
+            self.kept.extend(
+                tensor.untyped_storage()
+                for tensor in (*tensors_in(args), *tensors_in(kwargs.values()))
+                if tensor.device.type == "cpu" and tensor.dim()
+            )
         if not isinstance(func, OpOverload) or not draws(func, args, kwargs):
             return
         if self.bodies:

@@ -20,7 +20,7 @@ from .devices import index_of
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Generators", "checked", "draws"]
+__all__ = ["Generators", "checked", "draws", "identity"]
 
 # From 2.12 on a capture takes in any generator that its work draws from; before, only those that
 # were registered, and torch refuses work that draws from others.
@@ -43,7 +43,7 @@ class Generators:
     def __init__(self, device: torch.device, registered: Iterable[torch.Generator] = ()) -> None:
         default = torch.cuda.default_generators[index_of(device)]
         self._registered = tuple(registered)
-        self._known = {id(one): one for one in (default, *self._registered)}
+        self._known = {identity(one): one for one in (default, *self._registered)}
         self.complete = not TAKES_IN_ANY
 
     def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -53,11 +53,16 @@ class Generators:
 
     def saw(self, generator: torch.Generator) -> None:
         """Captured work draws from ``generator``."""
-        self._known.setdefault(id(generator), generator)
+        self._known.setdefault(identity(generator), generator)
 
     def offsets(self) -> tuple[int, ...]:
         """How far each has advanced. Not inside a capture."""
         return tuple(one.get_offset() for one in self._known.values())
+
+
+def identity(generator: torch.Generator) -> int:
+    """The same for each of the Python objects by which torch shows one generator."""
+    return generator._cdata  # type: ignore[attr-defined, no-any-return]
 
 
 def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.Generator, ...]:

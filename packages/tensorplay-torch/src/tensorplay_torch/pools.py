@@ -33,6 +33,7 @@ __all__ = [
     "read_statistics",
     "release_bodies",
     "routed",
+    "routed_body",
 ]
 
 Native: TypeAlias = tuple[int, int]
@@ -142,8 +143,31 @@ def routed(pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[
     It goes by stream, not by thread, because the autograd engine allocates from threads of its
     own. Each entry counts in ``begun``, for ``release_bodies`` to give back.
     """
+    with _routed("begin_allocate_stream", pool, native, begun):
+        yield
+
+
+@contextmanager
+def routed_body(
+    pool: TorchPool, natives: tuple[Native, Native], begun: Counter[Native]
+) -> Iterator[None]:
+    """As ``routed``, from the first of two ids, for the body of a conditional.
+
+    What this thread allocates on other streams, forked inside the body, comes from the second:
+    torch would take it for eager work and hand the memory to others.
+    """
+    by_stream, by_thread = natives
+    with (
+        _routed("begin_allocate_stream", pool, by_stream, begun),
+        _routed("begin_allocate_thread", pool, by_thread, begun),
+    ):
+        yield
+
+
+@contextmanager
+def _routed(how: str, pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[None]:
     index = index_of(pool.device)
-    begin = required("begin_allocate_stream", "routing allocations")
+    begin = required(how, "routing allocations")
     end = required("end_allocate", "routing allocations")
     begin(index, native)
     begun[native] += 1

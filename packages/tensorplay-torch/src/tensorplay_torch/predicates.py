@@ -53,7 +53,9 @@ def read(predicate: Any) -> int:
         PredicateError: It is neither.
         OperationRefused: The device's work is being captured, so there is no value yet.
     """
-    device = predicate.device if isinstance(predicate, torch.Tensor) else torch.device("cpu")
+    device = torch.device("cpu")
+    if isinstance(predicate, torch.Tensor) and predicate.is_cuda:
+        device = predicate.device
     tensor = checked(predicate, None, device)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise OperationRefused(

@@ -45,7 +45,6 @@ class Graphs(Pools):
         if device.type != "cuda":
             return cpu_capture.begin(self.bases, stream, pool, mode, options)
         chosen = as_torch_stream(self.bases, stream, device)
-        self.side_streams.honour(pool, chosen)
         return cuda_capture.begin(self.bases, self.side_streams, chosen, pool, mode, options)
 
     @hookimpl
