@@ -50,6 +50,26 @@ def test_those_who_do_not_use_it_do_not_import_tensorplay(tmp_path: pathlib.Path
     assert done.returncode == 0, done.stdout
 
 
+def test_another_projects_fixture_of_the_same_name_is_left_alone(tmp_path: pathlib.Path) -> None:
+    done = _pytest(
+        tmp_path,
+        test="""
+        import sys
+        import pytest
+
+        @pytest.fixture
+        def runtime():
+            return "theirs"
+
+        def test_it(runtime):
+            assert runtime == "theirs"
+            assert not [name for name in sys.modules if name.startswith("tensorplay_core")]
+        """,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["tiny", "unviable"])
 def test_a_driver_is_found_and_named_in_the_header_or_is_an_error_with_its_reason(
     tmp_path: pathlib.Path, name: str

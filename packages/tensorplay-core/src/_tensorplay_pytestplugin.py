@@ -62,7 +62,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs each test that uses ``runtime`` once a driver."""
-    if "runtime" in metafunc.fixturenames:
+    if "runtime" in metafunc.fixturenames and _ours(metafunc):
         names = _names(metafunc.config)
         metafunc.parametrize("runtime", names, indirect=True, scope="session")
 
@@ -124,6 +124,13 @@ def stream(workbench: Workbench) -> Iterator[Any]:
     made = workbench.stream()
     with workbench.on(made):
         yield made
+
+
+def _ours(metafunc: pytest.Metafunc) -> bool:
+    """False if ``runtime`` is another's fixture of that name: many projects have one."""
+    # There is no public way to ask; should this one go, the fixture of that name counts as ours.
+    known = getattr(metafunc, "_arg2fixturedefs", {}).get("runtime", ())
+    return not known or known[-1].func.__module__ == __name__
 
 
 def _names(config: pytest.Config) -> tuple[str, ...]:
