@@ -67,15 +67,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("runtime", names, indirect=True, scope="session")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test whose driver lacks a hook that the test needs."""
+    """Skips a test whose driver lacks a hook that the test needs. By now its fixtures are made."""
     hooks = [hook for mark in item.iter_markers("needs") for hook in mark.args]
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if not hooks or "runtime" not in parameters:
+    if not hooks:
         return
-    from tensorplay_core.runtime import NOUNS, select
+    from tensorplay_core.runtime import NOUNS, Runtime
 
-    chosen = select(parameters["runtime"])
+    chosen = getattr(item, "funcargs", {}).get("runtime")
+    if not isinstance(chosen, Runtime):
+        pytest.fail("needs(...) marks tests that use the `runtime` fixture", pytrace=False)
     for hook in hooks:
         if not any(hook in noun for noun in NOUNS.values()):
             pytest.fail(f"needs({hook!r}): there is no hook of that name", pytrace=False)
