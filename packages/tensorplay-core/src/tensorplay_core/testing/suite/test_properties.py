@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, note
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tensorplay_core.errors import CaptureError
 from tensorplay_core.testing.facade import Facade
+from tensorplay_core.testing.interpreter import bits
 from tensorplay_core.testing.oracle import FORMS, Recording, churn
 from tensorplay_core.testing.programs import Illegal, Program, Raise
 from tensorplay_core.testing.strategies import (
@@ -185,6 +187,34 @@ def test_concurrent_replays_of_one_graph_are_serialised(
     for _ in range(times):
         recording.mirror_once()
     assert recording.differences() == {}
+    recording.close()
+
+
+@pytest.mark.needs("stage")
+@given(data=st.data())
+def test_staged_calls_equal_eager_and_their_results_stay(
+    workbench: Workbench, data: st.DataObject
+) -> None:
+    program = data.draw(programs(conditionals=_conditionals(workbench)))
+    recording = Recording(workbench, program)
+    recording.capture()
+    makers: dict[str, Callable[[Any], Any]] = {
+        **dict.fromkeys(program.registers, workbench.buffer),
+        **{name: lambda values: workbench.flag(bool(values[0])) for name in program.flags},
+        **{name: lambda values: workbench.index(int(values[0])) for name in program.indices},
+    }
+    static = [recording.static.buffers[name] for name in makers]
+    plan = recording.graph.stage(static, static)
+    given_back: list[tuple[Any, dict[str, bytes]]] = []
+    for fresh in data.draw(st.lists(inputs(program), min_size=1, max_size=4)):
+        results = plan([make(fresh[name]) for name, make in makers.items()])
+        recording.mirror.feed(fresh)
+        recording.mirror_once()
+        given_back.append((results, recording.mirror.read()))
+    churn(workbench, program.length)
+    for results, eager in given_back:
+        for name, result in zip(makers, results, strict=True):
+            assert bits(workbench.read(result)) == eager[name]
     recording.close()
 
 
