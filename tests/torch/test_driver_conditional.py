@@ -75,9 +75,8 @@ def test_a_predicate_that_nobody_keeps_is_kept():
 
 def test_random_numbers_in_a_body_are_refused_by_name():
     flag, x = torch.tensor(True), torch.zeros(4)
-    with pytest.raises(tp.OperationRefused) as caught, tp.graph(graph()) as g:
-        with g.if_then(flag):
-            torch.nn.functional.dropout(x)
+    with pytest.raises(tp.OperationRefused) as caught, tp.graph(graph()) as g, g.if_then(flag):
+        torch.nn.functional.dropout(x)
     assert "dropout" in caught.value.operation or "bernoulli" in caught.value.operation
     assert "test_driver_conditional.py" in caught.value.where
 
@@ -93,9 +92,12 @@ def test_attention_without_dropout_draws_nothing_and_is_taken():
 
 def test_a_while_body_that_cannot_end_is_refused():
     flag, x = torch.tensor(True), torch.zeros(())
-    with pytest.raises(tp.ConditionalError, match="predicate"), tp.graph(graph()) as g:
-        with g.while_loop(flag):
-            x.add_(1)
+    with (
+        pytest.raises(tp.ConditionalError, match="predicate"),
+        tp.graph(graph()) as g,
+        g.while_loop(flag),
+    ):
+        x.add_(1)
 
 
 def test_a_view_of_the_predicate_counts_as_the_predicate():

@@ -153,9 +153,13 @@ def test_a_failure_in_nested_bodies_leaves_no_trace(world):
 
 def test_a_refusal_in_a_body_leaves_no_trace(world):
     flag = torch.tensor(True)
-    with untouched(world), pytest.raises(tp.OperationRefused), tp.graph(graph()) as g:
-        with g.if_then(flag):
-            world.x.sum().item()
+    with (
+        untouched(world),
+        pytest.raises(tp.OperationRefused),
+        tp.graph(graph()) as g,
+        g.if_then(flag),
+    ):
+        world.x.sum().item()
 
 
 def test_grad_mode_left_inside_is_put_back(world):
@@ -169,14 +173,24 @@ def test_grad_mode_left_inside_is_put_back(world):
 
 
 def test_failing_inside_no_grad_and_autocast_restores_them(world):
-    with untouched(world), pytest.raises(KeyError), tp.graph(graph()):
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            world.model(world.x)
-            raise KeyError
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), untouched(world):
-        with pytest.raises(KeyError), tp.graph(graph()):
-            world.model(world.x)
-            raise KeyError
+    with (
+        untouched(world),
+        pytest.raises(KeyError),
+        tp.graph(graph()),
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        world.model(world.x)
+        raise KeyError
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16),
+        untouched(world),
+        pytest.raises(KeyError),
+        tp.graph(graph()),
+    ):
+        world.model(world.x)
+        raise KeyError
 
 
 @pytest.mark.parametrize("collecting", [True, False])

@@ -1,4 +1,4 @@
-"""Whole training steps: replay equals eager, bit for bit, for every replay and not the first only."""
+"""Whole training steps: replay equals eager, bit for bit, and not the first replay only."""
 
 from __future__ import annotations
 
