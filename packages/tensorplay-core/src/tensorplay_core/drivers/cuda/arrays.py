@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
@@ -58,9 +59,20 @@ class DeviceArray:
         typestr: Element type as in NumPy's array interface: ``"<f4"``, ``"|b1"``, ``"<i4"``.
         device: The GPU it is on.
         owner: What holds the memory.
+        signature: What staging compares: shape, element type, device. The same object for equal
+            ones, mostly.
     """
 
-    __slots__ = ("__weakref__", "device", "nbytes", "owner", "pointer", "shape", "typestr")
+    __slots__ = (
+        "__weakref__",
+        "device",
+        "nbytes",
+        "owner",
+        "pointer",
+        "shape",
+        "signature",
+        "typestr",
+    )
 
     def __init__(
         self,
@@ -72,6 +84,7 @@ class DeviceArray:
         self.owner, self.shape, self.typestr, self.device = owner, shape, typestr, device
         self.pointer = owner.address
         self.nbytes = math.prod(shape) * itemsize(typestr)
+        self.signature = _signature(shape, typestr, device)
 
     @property
     def dtype(self) -> str:
@@ -82,11 +95,6 @@ class DeviceArray:
     def strides(self) -> tuple[int, ...]:
         """Steps in bytes."""
         return _dense(self.shape, itemsize(self.typestr))
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """What staging compares: shape, element type, device."""
-        return self.shape, self.typestr, self.device
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -105,6 +113,11 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"<array {self.typestr}{list(self.shape)} on {self.device} at {self.pointer:#x}>"
+
+
+@lru_cache(maxsize=4096)
+def _signature(shape: tuple[int, ...], typestr: str, device: int) -> tuple[object, ...]:
+    return shape, typestr, device
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ConditionalError, OperationRefused, UnjoinedWork
+from tensorplay_core.signature import named
 
 from . import topology, unwinding
 
@@ -97,7 +98,7 @@ def endless(body: Body, predicate: Any) -> ConditionalError:
     return ConditionalError(
         doing="ending",
         subject=repr(body),
-        met=f"nothing in it writes {predicate!r:.80}, which it is decided by, so it never ends",
+        met=f"nothing in it writes {named(predicate)}, which it is decided by, so it never ends",
         remedy="Write the predicate in the body, make loop.condition(p) its last work, or bound "
         "it with max_steps=.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.hookspecs import hookimpl
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .pool import CudaPool
 
 __all__ = ["Device"]
+
+_OWN_SIGNATURE = attrgetter("signature")
 
 
 class Device(Work):
@@ -93,7 +96,7 @@ def signature_check(static: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
 
         def check_own(inputs: Sequence[Any]) -> bool:
             try:
-                return [array.signature for array in inputs] == expected
+                return list(map(_OWN_SIGNATURE, inputs)) == expected
             except AttributeError:
                 return False
 

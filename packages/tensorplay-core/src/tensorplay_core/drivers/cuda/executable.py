@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +13,7 @@ from tensorplay_core.errors import GraphStateError, StaleGraph, TensorplayError
 from .failures import INVALID_CONTEXT, failure
 from .order import Order
 from .streams import SPECIAL, Event, handle_of
+from .turn import Turn
 
 if TYPE_CHECKING:
     from .captures import CudaTemplate, Owned
@@ -47,7 +47,7 @@ class CudaExecutable:
             the same stream.
         template: What it runs now, to make further executables of.
         dead: What a capture that checks liveness read and has died since.
-        lock: Held around each launch and each change of the native executable.
+        turn: Taken for each launch and each change of the native executable.
         generation: Counts the updates in place.
         dependents: Staged launches of it.
         closed: True from ``close`` on.
@@ -67,7 +67,7 @@ class CudaExecutable:
         self.template, self.native, self.device = template, native, template.device
         self.subject = f"executable {int(native):#x} on {self.device}"
         self.dead: list[str] = template.owned.dead
-        self.lock = threading.Lock()
+        self.turn = Turn()
         self.generation = 0
         self.closed = False
         self.dependents: weakref.WeakSet[StagedLaunch] = weakref.WeakSet()
@@ -80,7 +80,7 @@ class CudaExecutable:
         if template.owned.watched:
             self._call = _alive(self.dead, self.subject, self._call)
         self.launch, self.target, self._rebind = _launcher(
-            work, native, self._call, self.lock, current or _current(work, self.device), self
+            work, native, self._call, self.turn, current or _current(work, self.device), self
         )
         self._finish = self._finaliser()
 
@@ -100,7 +100,7 @@ class CudaExecutable:
         From the first call on every launch, plain or staged, comes after the one before it,
         whatever stream each is on.
         """
-        with self.lock:
+        with self.turn:
             self.check_open()
             if self._order is None:
                 self._order = Order(self._work, self.device, self.native)
@@ -127,7 +127,7 @@ class CudaExecutable:
             GraphStateError: It is closed.
         """
         target = self.target(stream)
-        with self.lock, self._work.activated(self.device):
+        with self.turn, self._work.activated(self.device):
             self.check_open()
             self._work.cu.cuGraphUpload(self.native, target, about=self.subject)
 
@@ -145,13 +145,14 @@ class CudaExecutable:
         if self.closed:
             raise _closed(self.subject)
 
-    def check_alive(self) -> None:
-        """Raises StaleGraph if memory that it reads has died."""
+    def check(self) -> None:
+        """Raises GraphStateError if it is closed, StaleGraph if memory that it reads has died."""
+        self.check_open()
         if self.dead:
             raise _stale(self.subject, self.dead)
 
     def adopt(self, template: CudaTemplate) -> None:
-        """It runs ``template`` now, refreshed in place. Called under the lock.
+        """It runs ``template`` now, refreshed in place. Called in its turn.
 
         What it ran before may still be running: that is kept until an event says otherwise.
         """
@@ -175,7 +176,7 @@ class CudaExecutable:
         def refuse(*_: object) -> NoReturn:
             raise _closed(subject)
 
-        with self.lock:
+        with self.turn:
             if self.closed:
                 return
             self.closed = True
@@ -194,7 +195,7 @@ def _launcher(
     work: Work,
     native: Any,
     call: Call,
-    lock: threading.Lock,
+    turn: Turn,
     current: Callable[[], int],
     executable: CudaExecutable,
 ) -> tuple[Callable[..., None], Callable[[object], Any], Callable[[Call], None]]:
@@ -204,6 +205,7 @@ def _launcher(
     driver's own, and an attribute look-up is a hundredth of that.
     """
     make = work.native.CUstream
+    take, wait, give = turn.take, turn.wait, turn.give
     targets: dict[int, Any] = {}
     known: tuple[object, Any] = (executable, None)
 
@@ -231,14 +233,20 @@ def _launcher(
             if stream is not held:
                 where = target_of(handle_of(stream))
                 known = stream, where
-        with lock:
+        try:
+            try:
+                take()
+            except IndexError:
+                wait()
             code = call(native, where)[0]
+        finally:
+            give(None)
         if code:
             failed(code, where)
 
     def failed(code: Any, where: Any) -> None:
         if executable.mended(code):
-            with lock:
+            with turn:
                 code = call(native, where)[0]
         if code:
             executable.fail(code, "cuGraphLaunch")

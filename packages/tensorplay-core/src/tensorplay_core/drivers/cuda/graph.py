@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -342,5 +343,5 @@ class Graphs(Pools):
 
 def _pointer_of(static: Sequence[Any]) -> Callable[[Any], int]:
     if all(type(array) is DeviceArray for array in static):
-        return lambda array: int(array.pointer)
+        return attrgetter("pointer")
     return lambda array: view(array).pointer

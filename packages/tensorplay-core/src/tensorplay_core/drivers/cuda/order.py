@@ -19,7 +19,7 @@ __all__ = ["Order"]
 
 
 class Order:
-    """The last launch, as an event. Its methods are called under the executable's lock.
+    """The last launch, as an event. Its methods are called in the executable's turn.
 
     Args:
         work: The driver.

@@ -6,6 +6,7 @@ from typing import Any
 
 from tensorplay_core.errors import PredicateError, TensorplayError
 from tensorplay_core.protocols import ConditionalKind
+from tensorplay_core.signature import named
 
 from .arrays import View, view
 
@@ -49,7 +50,7 @@ def checked(
 def _refused(predicate: Any, met: str, wanted: str, doing: str) -> PredicateError:
     return PredicateError(
         doing=doing,
-        subject=f"predicate {predicate!r:.80}",
+        subject=f"predicate {named(predicate)}",
         met=met,
         remedy=f"Pass {wanted} in the memory of the capturing device, computed by captured work.",
     )

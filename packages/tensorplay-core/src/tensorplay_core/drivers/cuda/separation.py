@@ -18,6 +18,10 @@ class Separation:
 
     Args:
         buffers: ``(address, bytes)`` of each buffer, in the order of the inputs.
+
+    Attributes:
+        known_apart: True if every one of the given addresses is known to lie apart from every
+            buffer. False means no more than that ``clashes`` has to be asked.
     """
 
     def __init__(self, buffers: Sequence[tuple[int, int]]) -> None:
@@ -28,10 +32,7 @@ class Separation:
         # Addresses from which even the longest copy reads none of the buffers: in steady state
         # inputs come from a few places over and over, and one look-up each settles it.
         self._safe: set[int] = set()
-
-    def doubtful(self, addresses: Sequence[int]) -> bool:
-        """True unless every input is known to lie apart from every buffer."""
-        return not self._safe.issuperset(addresses)
+        self.known_apart = self._safe.issuperset
 
     def clashes(self, addresses: Sequence[int]) -> list[int]:
         """Places of the inputs that have to be copied apart first."""

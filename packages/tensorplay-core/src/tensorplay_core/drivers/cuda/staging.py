@@ -47,6 +47,7 @@ class StagedLaunch:
         self._entries = [_entry(array) for array in static]
         self._sinks = [_entry(array) for array in results]
         self._separation = Separation(self._entries)
+        self._apart = self._separation.known_apart
         self._order = executable.order()
         self._kernels = Kernels(work, executable.device)
         self._generation = executable.generation
@@ -54,6 +55,8 @@ class StagedLaunch:
         self._held: deque[tuple[Event, object]] = deque()
         self._spare: list[Event] = []
         self._passed = work.cu.raw("cuEventQuery")
+        self._exchange = work.cu.raw("cuThreadExchangeStreamCaptureMode")
+        self._relaxed = work.native.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         executable.dependents.add(self)
 
     def __call__(self, inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
@@ -66,40 +69,40 @@ class StagedLaunch:
         """
         if not self._check(inputs):
             self._refuse_unless_equal(inputs)
-        with nullcontext() if stream is None else self._using(stream):
-            pointers = tuple(map(self._pointer, inputs))
-            keep: object = tuple(inputs)
-            copies: Sequence[tuple[int, int, int]] = ()
-            if self._separation.doubtful(pointers):
-                pointers, copies, keep = self._set_apart(inputs, pointers)
-            results = tuple(map(self._allocate, self._results))
-        self._go(pointers, tuple(map(self._pointer, results)), copies, keep, stream)
-        return results
-
-    def _go(
-        self,
-        sources: Sequence[int],
-        destinations: Sequence[int],
-        copies: Sequence[tuple[int, int, int]],
-        keep: object,
-        stream: object,
-    ) -> None:
-        executable, order = self._executable, self._order
+        sources = tuple(map(self._pointer, inputs))
+        keep: object = tuple(inputs)
+        copies: Sequence[tuple[int, int, int]] = ()
+        results: tuple[Any, ...] = ()
+        destinations: tuple[int, ...] = ()
+        if self._results or not self._apart(sources):
+            with self._using(stream) if stream is not None else nullcontext():
+                sources, copies, keep = self._set_apart(inputs, sources)
+                results = tuple(map(self._allocate, self._results))
+                destinations = tuple(map(self._pointer, results))
+        executable, turn = self._executable, self._executable.turn
         target = executable.target(stream)
-        with executable.lock:
-            executable.check_open()
-            executable.check_alive()
-            if executable.generation != self._generation:
+        # As in a plain launch: the turn without `with`, which costs more than all else here.
+        try:
+            try:
+                turn.take()
+            except IndexError:
+                turn.wait()
+            if executable.closed or executable.dead:
+                executable.check()
+            if self._generation != executable.generation:
                 self._renew()
-            if order.capturing(target):
+            if self._order.capturing(target):
                 raise self._inside_a_capture()
             code = self._issue(sources, destinations, copies, target)
             if code and executable.mended(code):
                 code = self._issue(sources, destinations, copies, target)
             if not code:
-                code = order.after(target, self._note(keep))
+                code = self._order.after(target, self._note(keep) if self._hold else None)
+        finally:
+            turn.give(None)
         if code:
             executable.fail(code, "a staged launch")
+        return results
 
     def _issue(
         self,
@@ -113,24 +116,27 @@ class StagedLaunch:
             code = self._kernels.copy_now(copies, target)
         return code or self._launch(sources, destinations, target)
 
-    def _note(self, keep: object) -> Event | None:
+    def _note(self, keep: object) -> Event:
         """The event that is to stand for this launch; with it, its inputs are let go of."""
-        if not self._hold:
-            return None
         held = self._held
-        if held:
-            with self._work.relaxed():
-                # The last one stays whatever it says: until now it is the order's.
+        # The last one stays whatever it says: until now it is the order's.
+        if len(held) > 1:
+            # Asking an event breaks a capture of another thread, unless this one is relaxed.
+            before = self._exchange(self._relaxed)[1]
+            try:
                 while len(held) > 1 and not self._passed(held[0][0].native)[0]:
                     self._spare.append(held.popleft()[0])
+            finally:
+                self._exchange(before)
         event = self._spare.pop() if self._spare else Event(self._work, self._executable.device)
         held.append((event, keep))
         return event
 
     def _renew(self) -> None:
-        self._launch.close()
+        before = self._launch
         self._launch = launcher(self._kernels, self._executable, self._entries, self._sinks)
         self._generation = self._executable.generation
+        before.close()
 
     def _refuse_unless_equal(self, inputs: Sequence[Any]) -> None:
         found = differences(self._captured, inputs)
@@ -143,9 +149,7 @@ class StagedLaunch:
         self, inputs: Sequence[Any], pointers: tuple[int, ...]
     ) -> tuple[tuple[int, ...], list[tuple[int, int, int]], object]:
         """Replaces inputs that a copy of this call would overwrite by copies made ahead of it."""
-        clashing = self._separation.clashes(pointers)
-        if not clashing:
-            return pointers, [], tuple(inputs)
+        clashing = () if self._apart(pointers) else self._separation.clashes(pointers)
         apart = {place: self._allocate(self._static[place]) for place in clashing}
         moved = list(pointers)
         copies = []
