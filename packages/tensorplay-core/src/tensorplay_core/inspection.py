@@ -57,6 +57,15 @@ class InspectionMethods(CaptureMethods):
         """
         return self._runtime.graph_topology(self._captured("reading the topology of"))
 
+    @property
+    def node_count(self) -> int:
+        """How many nodes the captured graph has at its top level.
+
+        Raises:
+            GraphStateError: Nothing was captured.
+        """
+        return self._captured("counting the nodes of").node_count
+
     def raw_cuda_graph(self) -> Any:
         """The native graph (on CUDA a ``cudaGraph_t`` as int), which stays this object's.
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from .errors import SignatureMismatch
 
-__all__ = ["ArrayFacts", "differences", "facts", "refuse_unless_equal", "shape_differences"]
+__all__ = [
+    "ArrayFacts",
+    "differences",
+    "facts",
+    "named",
+    "refuse_unless_equal",
+    "shape_differences",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,16 @@ def facts(array: Any) -> ArrayFacts:
     return ArrayFacts(
         shape, strides, str(getattr(array, "dtype", "")), str(getattr(array, "device", ""))
     )
+
+
+def named(value: object) -> str:
+    """What an error calls ``value``: never its elements, which cannot be read inside a capture."""
+    try:
+        known = facts(value)
+    except AttributeError:
+        return f"{value!r:.80}"
+    place = f" on {known.device}" if known.device else ""
+    return f"{type(value).__name__} of shape {known.shape} and dtype {known.dtype}{place}"
 
 
 def differences(

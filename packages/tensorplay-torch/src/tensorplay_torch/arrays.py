@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError, OperationRefused
+from tensorplay_core.signature import named
 
 __all__ = ["copy_into", "like", "overlap"]
 
@@ -91,7 +92,7 @@ def _tensor(value: object) -> None:
 def _no_array(value: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         doing="reading",
-        subject=f"array {value!r}",
+        subject=named(value),
         met=f"it is a {type(value).__name__}",
         remedy="Pass a torch.Tensor (to copy from, any array that torch.as_tensor takes).",
     )

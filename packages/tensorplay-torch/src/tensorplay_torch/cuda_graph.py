@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from tensorplay_core import reclaim
 from tensorplay_core.errors import DriverCallFailed, GraphStateError
-from tensorplay_core.protocols import Executable, Template, Update
+from tensorplay_core.protocols import Template, Update
 from tensorplay_core.runtime import Runtime
 
 from ._private import PRIVATE
@@ -156,7 +155,7 @@ class CudaExecutable:
         self._updated: Captured | None = None
         self.device = captured.pool.device
         self._raw = captured.graph.raw_cuda_graph_exec()
-        self.inner: Executable = self._base.executable_adopt(
+        self.inner: Any = self._base.executable_adopt(
             template.inner, self._raw, _Owner(captured.graph, self.device)
         )
         self.turn = captured.lock
@@ -164,29 +163,21 @@ class CudaExecutable:
         self._closed = False
         captured.hold()
         template.executable = weakref.ref(self)
-        self.launch = self._checked(self._launcher())
+        self.inner.divert(self._through_torch)
+        self.launch = self._checked(self.inner.launch)
 
     @property
     def draws(self) -> bool | None:
         """Whether it draws random numbers; None before its first launch."""
         return self._draws
 
-    def _launcher(self) -> Callable[..., None]:
-        bare = self.inner.launch
-        direct = False
+    def _through_torch(self, _: object, target: Any) -> tuple[int]:
+        """Launches through torch; for the last time if it turns out that torch need not be there.
 
-        def launch(stream: object = None) -> None:
-            nonlocal direct
-            if direct:
-                bare(stream)
-            else:
-                direct = self._through_torch(stream)
-
-        return launch
-
-    def _through_torch(self, stream: object) -> bool:
-        """Launches through torch; True if that is not needed any more."""
-        with self._captured.lock, torch.cuda.device(self.device), self._current(stream):
+        Its turn is the inner executable's: torch's own replay is no safer from two threads.
+        """
+        stream = as_torch_stream(self._bases, int(target), self.device)
+        with self._captured.lock, torch.cuda.device(self.device), torch.cuda.stream(stream):
             if self._closed:
                 raise self._refused("it is closed", "Capture again, or keep the graph open.")
             if torch.cuda.is_current_stream_capturing():
@@ -204,12 +195,9 @@ class CudaExecutable:
                 raise torch_failure("cudaGraphLaunch", repr(self), error) from error
             if self._draws is None:
                 self._draws = not generators.complete or generators.offsets() != before
-            return not self._draws
-
-    def _current(self, stream: object) -> AbstractContextManager[Any]:
-        if stream is None:
-            return nullcontext()
-        return torch.cuda.stream(as_torch_stream(self._bases, stream, self.device))
+            if not self._draws:
+                self.inner.divert(None)
+            return (0,)
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         if not self._captured.watch.checks_liveness:

@@ -108,6 +108,15 @@ class CudaExecutable:
                 self._rebind(self._call)
             return self._order
 
+    def divert(self, call: Call | None) -> None:
+        """Lets launches go through ``call(native, target) -> (code,)``; None ends that.
+
+        An owner that must see launches (torch, for the states of its random generators) needs no
+        closure around ``launch`` that would cost each of them a frame. ``call`` is called in the
+        executable's turn, and may end its own diversion.
+        """
+        self._rebind(call or self._call)
+
     def mended(self, code: Any) -> bool:
         """True if a launch failed for want of a context in this thread, which now has one."""
         if code != INVALID_CONTEXT or int(self._work.cu.cuCtxGetCurrent()):
