@@ -212,15 +212,22 @@ class Native:
 
     @hookimpl
     def tensorplay_executable_adopt(self, template, raw, owner):
+        def native(_, target):
+            self.world.note("direct launch", target)
+            return (0,)
+
         def launch(stream=None):
             where = owner.current_stream() if stream is None else stream
-            self.world.note("direct launch", getattr(where, "cuda_stream", where))
+            made.call(raw, getattr(where, "cuda_stream", where))
 
-        return SimpleNamespace(
+        made = SimpleNamespace(
             launch=launch,
+            call=native,
+            divert=lambda call: setattr(made, "call", call or native),
             upload=lambda stream=None: None,
             close=lambda: self.world.note("drain"),
         )
+        return made
 
     @hookimpl
     def tensorplay_graph_topology(self, template):
@@ -400,7 +407,7 @@ def test_a_kept_graph_instantiates_anew_and_retires_what_was(world):
     g.instantiate()
     assert old._closed
     with pytest.raises(GraphStateError, match="closed"):
-        old._through_torch(None)
+        old._through_torch(8, 0)
     g.replay()
     g.close()
     assert not +world.begun

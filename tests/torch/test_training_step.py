@@ -17,7 +17,7 @@ class Net(torch.nn.Module):
             torch.nn.Conv2d(1, 4, 3, padding=1),
             torch.nn.BatchNorm2d(4),
             torch.nn.ReLU(),
-            torch.nn.MaxPool2d(2),
+            torch.nn.AvgPool2d(2),
             torch.nn.Flatten(),
             torch.nn.Dropout(dropout),
             torch.nn.Linear(64, 5),

@@ -15,7 +15,7 @@ from tensorplay_core.runtime import Runtime
 if TYPE_CHECKING:
     from .streams import Lane
 
-__all__ = ["Bases", "CudaDriver", "cuda_driver", "host_queue", "lend"]
+__all__ = ["Bases", "CudaDriver", "NativeExecutable", "cuda_driver", "host_queue", "lend"]
 
 HINTS = {
     "cuda": "pip install 'tensorplay-torch[cuda13]' (or [cuda12], as torch.version.cuda says) "
@@ -47,6 +47,14 @@ class CudaDriver(Protocol):
         hold: bool,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator."""
+        ...
+
+
+class NativeExecutable(Executable, Protocol):
+    """An executable of core's CUDA driver."""
+
+    def divert(self, call: Callable[[Any, Any], tuple[Any, ...]] | None) -> None:
+        """Lets launches go through ``call(native, target) -> (code,)``; None ends that."""
         ...
 
 

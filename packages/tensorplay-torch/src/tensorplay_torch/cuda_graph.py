@@ -6,8 +6,9 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +18,7 @@ from tensorplay_core.protocols import Template, Update
 from tensorplay_core.runtime import Runtime
 
 from ._private import PRIVATE
-from .bases import Bases
+from .bases import Bases, NativeExecutable
 from .cuda_watch import Watch
 from .devices import index_of
 from .generators import Generators
@@ -134,7 +135,7 @@ class CudaExecutable:
         launch: Enqueues the graph on the current stream, or on the one given.
         device: Where it runs.
         inner: The same executable, as core's CUDA driver launches it.
-        turn: Held around each launch that goes through torch.
+        turn: Held by whoever copies in and out, around that and the launch.
     """
 
     launch: Callable[..., None]
@@ -155,10 +156,12 @@ class CudaExecutable:
         self._updated: Captured | None = None
         self.device = captured.pool.device
         self._raw = captured.graph.raw_cuda_graph_exec()
-        self.inner: Any = self._base.executable_adopt(
-            template.inner, self._raw, _Owner(captured.graph, self.device)
+        owner = _Owner(captured.graph, self.device)
+        self._current = owner.current_stream
+        self.inner = cast(
+            "NativeExecutable", self._base.executable_adopt(template.inner, self._raw, owner)
         )
-        self.turn = captured.lock
+        self.turn = threading.RLock()
         self._draws: bool | None = None
         self._closed = False
         captured.hold()
@@ -174,10 +177,9 @@ class CudaExecutable:
     def _through_torch(self, _: object, target: Any) -> tuple[int]:
         """Launches through torch; for the last time if it turns out that torch need not be there.
 
-        Its turn is the inner executable's: torch's own replay is no safer from two threads.
+        It runs in the inner executable's turn, which is what keeps two threads apart.
         """
-        stream = as_torch_stream(self._bases, int(target), self.device)
-        with self._captured.lock, torch.cuda.device(self.device), torch.cuda.stream(stream):
+        with self._on(int(target)):
             if self._closed:
                 raise self._refused("it is closed", "Capture again, or keep the graph open.")
             if torch.cuda.is_current_stream_capturing():
@@ -195,9 +197,15 @@ class CudaExecutable:
                 raise torch_failure("cudaGraphLaunch", repr(self), error) from error
             if self._draws is None:
                 self._draws = not generators.complete or generators.offsets() != before
-            if not self._draws:
-                self.inner.divert(None)
-            return (0,)
+        if not self._draws:
+            self.inner.divert(None)
+        return (0,)
+
+    def _on(self, handle: int) -> AbstractContextManager[Any]:
+        """Makes the stream torch's current one, if it is not."""
+        if torch.cuda.current_device() == index_of(self.device) and handle == self._current():
+            return nullcontext()
+        return torch.cuda.stream(as_torch_stream(self._bases, handle, self.device))
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         if not self._captured.watch.checks_liveness:
