@@ -39,6 +39,8 @@ from tensorplay_core import (
     graph,
 )
 
+from .callables import make_graphed_callables, release
+from .graphed import graphed
 from .graphs import (
     CUDAGraph,
     cond,
@@ -58,6 +60,10 @@ __all__ = [
     "close_all",
     "Topology",
     "Node",
+    # callables
+    "make_graphed_callables",
+    "graphed",
+    "release",
     # pool
     "graph_pool_handle",
     "PoolStatistics",

@@ -1,0 +1,81 @@
+"""A call without gradients: check, copy, launch, and hand back copies of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tensorplay_core.errors import SignatureMismatch
+
+from .arguments import Arguments
+from .lanes import Chain
+from .passes import Forward
+
+__all__ = ["Call", "bare_call", "explained"]
+
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def bare_call(
+    forward: Forward, arguments: Arguments, chain: Chain, place: int, *, alias: bool
+) -> Call:
+    """The call that replays ``forward`` and nothing else.
+
+    Args:
+        forward: The recorded forward.
+        arguments: The form of the call.
+        chain: The callables captured into the same pool.
+        place: This one's place among them.
+        alias: Hand back the graph's own results.
+    """
+    plain, take, count = arguments.plain, arguments.take, len(arguments.tensors)
+    run, build = forward.run, forward.outputs.build
+    lock, follow, launched = chain.lane.lock, chain.lane.follow, chain.launched
+    aliases = Aliases(forward.outputs.buffers) if alias else None
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = args if plain and not kwargs and len(args) == count else take(args, kwargs)
+        try:
+            with lock:
+                follow()
+                results = run(inputs)
+                launched(place)
+        except SignatureMismatch as error:
+            raise explained(error, arguments, args, kwargs, None) from None
+        return build(inputs, results if aliases is None else aliases())
+
+    return call
+
+
+class Aliases:
+    """Results that are the graph's own memory.
+
+    Args:
+        buffers: Of the graph.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+        self._buffers = list(buffers)
+
+    def __call__(self) -> tuple[torch.Tensor, ...]:
+        """Tensors over the memory that a launch has just overwritten.
+
+        The write is counted: autograd refuses a backward that saved what was there before.
+        """
+        buffers = self._buffers
+        torch.autograd.graph.increment_version(buffers)
+        return tuple([buffer.detach() for buffer in buffers])
+
+
+def explained(
+    error: SignatureMismatch,
+    arguments: Arguments,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    requires: Sequence[bool] | None,
+) -> SignatureMismatch:
+    """The error by the callable's own names, for what staging met."""
+    named = arguments.mismatch(args, kwargs, requires=requires)
+    return named if named.differences else error

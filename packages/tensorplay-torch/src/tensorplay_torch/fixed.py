@@ -1,0 +1,65 @@
+"""Arguments that are no tensors: a graph holds them fixed, so each call must bring the same.
+
+Only values that cannot change unnoticed are taken. Numbers are compared with their type and their
+sign: 1, 1.0 and True are three constants, 0.0 and -0.0 are two, and a NaN equals itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import numbers
+import pathlib
+import types
+from typing import Any
+
+import torch
+
+__all__ = ["is_constant", "same"]
+
+BY_VALUE: tuple[type, ...] = (
+    type(None),
+    numbers.Number,
+    str,
+    bytes,
+    range,
+    pathlib.PurePath,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+)
+BY_IDENTITY: tuple[type, ...] = (
+    type,
+    enum.Enum,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.EllipsisType,
+    torch.Generator,
+    torch._ops.OpOverload,
+)
+SLICE = ("start", "stop", "step")
+
+
+def is_constant(value: object) -> bool:
+    """True if the value can be held fixed: nothing about it changes without its identity."""
+    if isinstance(value, slice):
+        return all(map(is_constant, (value.start, value.stop, value.step)))
+    if isinstance(value, frozenset):
+        return all(map(is_constant, value))
+    return isinstance(value, BY_VALUE + BY_IDENTITY)
+
+
+def same(captured: Any, given: Any) -> bool:
+    """True if ``given`` stands for the constant ``captured``."""
+    if captured is given:
+        return True
+    if type(captured) is not type(given):
+        return False
+    if isinstance(captured, slice):
+        return all(same(getattr(captured, end), getattr(given, end)) for end in SLICE)
+    if not isinstance(captured, (*BY_VALUE, frozenset)):
+        return False
+    if isinstance(captured, numbers.Number):
+        return repr(captured) == repr(given)
+    return bool(captured == given)

@@ -1,0 +1,62 @@
+"""Captured code that does more than work of its device: that part no replay would do again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tensorplay_core.errors import OperationRefused
+
+from .attributes import Attributes
+from .candidate import Candidate
+from .preservation import HostRandom
+
+__all__ = ["nothing_else"]
+
+
+@contextmanager
+def nothing_else(candidate: Candidate) -> Iterator[None]:
+    """Refuses what the code in the block did beside work of its device: no replay does it again.
+
+    Raises:
+        OperationRefused: It bound attributes, or drew random numbers on the host.
+    """
+    attributes = Attributes(candidate.reached.modules)
+    host = HostRandom()
+    drawn_here = candidate.device.type != "cpu"
+    state = torch.default_generator.get_state()
+    try:
+        yield
+        library = host.drawn()
+        if (
+            not library
+            and drawn_here
+            and not torch.equal(state, torch.default_generator.get_state())
+        ):
+            library = "torch's generator of the CPU"
+        changes = sorted(attributes.changes())
+    finally:
+        host.restore()
+        if drawn_here:
+            torch.default_generator.set_state(state)
+    if library:
+        raise OperationRefused(
+            operation="a random draw on the host",
+            doing="graphing",
+            subject=candidate.subject,
+            met=f"it draws from {library}, and a replay would repeat the draw of the capture",
+            remedy=f"Draw with torch on {candidate.device}, or draw outside and pass the result as "
+            "a tensor.",
+        )
+    if changes:
+        attributes.restore()
+        raise OperationRefused(
+            operation="setting an attribute",
+            doing="graphing",
+            subject=candidate.subject,
+            met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",
+            remedy="Return the value as an output, or write a tensor in place (buffer.copy_(x)). "
+            "What only the first call sets is fine: warm up with num_warmup_iters ≥ 1.",
+        )
