@@ -274,6 +274,7 @@ def world(monkeypatch):
         "stream": world.stream,
         "synchronize": world.synchronize,
         "empty_cache": lambda: None,
+        "mem_get_info": lambda device=None: (1, 4),
         "is_current_stream_capturing": lambda: world.current in world.capturing,
         "graph_pool_handle": world.handle,
         "Stream": Stream,
@@ -295,6 +296,7 @@ def world(monkeypatch):
     }.items():
         monkeypatch.setitem(_private.PRIVATE, name, _private.Private(value, "nothing"))
     monkeypatch.setattr(generators, "TAKES_IN_ANY", False)
+    monkeypatch.setattr(generators, "_keepers", {}, raising=False)
     plugin = load()
     world.native = Native(world)
     plugin.bases._runtimes["cuda"] = Runtime(world.native, name="cuda")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from tensorplay_core.hookspecs import hookimpl
-from tensorplay_core.protocols import Capture, PoolStatistics
+from tensorplay_core.protocols import PoolStatistics
+from tensorplay_torch.cpu_bodies import CpuBody
+from tensorplay_torch.cpu_capture import CpuCapture
 from tensorplay_torch.cuda_bodies import CudaBody
 from tensorplay_torch.cuda_capture import OpenCapture
 from tensorplay_torch.pools import PoolRegistry, TorchPool, read_statistics, routed
@@ -38,12 +40,14 @@ class Pools(Device):
 
     @hookimpl
     def tensorplay_pool_route(
-        self, pool: TorchPool, capture: Capture
+        self, pool: TorchPool, capture: OpenCapture | CudaBody | CpuCapture | CpuBody
     ) -> AbstractContextManager[None]:
-        """Routes the current stream of ``capture``; on the CPU memory comes from the system."""
-        if isinstance(capture, OpenCapture | CudaBody) and pool.native is not None:
-            return routed(pool, pool.native, capture.root.begun)
-        return nullcontext()
+        """Routes the stream that is current, on the CPU whatever is recorded."""
+        if isinstance(capture, CpuCapture | CpuBody):
+            assert pool.arena is not None, "core compares the devices of pools and captures"
+            return capture.root.recorder.routed(pool.arena)
+        assert pool.native is not None, "core compares the devices of pools and captures"
+        return routed(pool, pool.native, capture.root.begun)
 
     @hookimpl
     def tensorplay_pool_statistics(self, pool: TorchPool) -> PoolStatistics:
