@@ -159,7 +159,7 @@ class _Streamless:
 
 
 def _reach(array: Any) -> tuple[int, int] | None:
-    if isinstance(array, numpy.ndarray) or not hasattr(array, "__cuda_array_interface__"):
+    if not isinstance(array, cupy.ndarray) and not hasattr(array, "__cuda_array_interface__"):
         return None
     seen = as_cupy(array)
     start = int(seen.data.ptr)

@@ -18,6 +18,8 @@ from cupy.fft import _fft
 
 from tensorplay_core.errors import OperationRefused
 
+from .refusals import caller
+
 if TYPE_CHECKING:
     from .captures import CupyCapture
 
@@ -126,4 +128,4 @@ def _made(key: tuple[Any, ...]) -> Any:
 
 
 def _refused(met: str, remedy: str) -> OperationRefused:
-    return OperationRefused(operation="a cuFFT transform", met=met, remedy=remedy)
+    return OperationRefused(operation="a cuFFT transform", where=caller(), met=met, remedy=remedy)

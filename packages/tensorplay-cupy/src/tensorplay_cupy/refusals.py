@@ -6,6 +6,7 @@ It knows CuPy's exceptions by their classes' names and words, and imports nothin
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import FrameType, TracebackType
 
 from tensorplay_core.errors import OperationRefused, TensorplayError
 
-__all__ = ["refusal_of", "refusing"]
+__all__ = ["caller", "refusal_of", "refusing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ _KINDS = (
         "CUDADriverError",
         "CUDA_ERROR_STREAM_CAPTURE",
         "If a kernel was compiled or loaded here: run the work once before the capture, or capture "
-        'with capture_error_mode="thread_local".',
+        'with capture_error_mode="relaxed".',
     ),
     _Refusal(
         "CUDA",
@@ -147,12 +148,26 @@ def refusing() -> Iterator[None]:
         raise refused from error
 
 
+def caller() -> str:
+    """``"file:line"`` of the innermost frame on the stack that is the user's, ``""`` if none is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _package(frame) not in (*_CUPY, *_BETWEEN):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def _place(trace: TracebackType | None) -> tuple[str, str]:
     """CuPy's function that the user called last, and the line that called it."""
     call, where = "", ""
     while trace is not None:
         frame = trace.tb_frame
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        package = _package(frame)
         if package in _CUPY:
             call = call or _public(frame)
         elif package not in _BETWEEN:

@@ -12,6 +12,7 @@ from tensorplay_core.protocols import ConditionalKind
 from tensorplay_cupy import streams
 from tensorplay_cupy.arrays import reference
 from tensorplay_cupy.captures import CupyBody, CupyCapture
+from tensorplay_cupy.refusals import caller
 
 from .graph import Graphs
 
@@ -70,6 +71,7 @@ class Conditionals(Graphs):
         if streams.capturing():
             raise OperationRefused(
                 operation="reading a predicate",
+                where=caller(),
                 met="the current stream is capturing, so the predicate has no value yet",
                 remedy="Branch by cond(), while_loop() or a body of the graph that captures.",
             )

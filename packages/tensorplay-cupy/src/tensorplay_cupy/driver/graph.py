@@ -24,6 +24,7 @@ from tensorplay_cupy.captures import CupyCapture
 from tensorplay_cupy.linalg import libraries
 from tensorplay_cupy.memory import PoolAllocator
 from tensorplay_cupy.operands import Operands, witnesses
+from tensorplay_cupy.refusals import caller
 
 from .pool import Pools
 
@@ -179,6 +180,7 @@ class Graphs(Pools):
         if captures.outermost() is None:
             raise OperationRefused(
                 operation="calling the host from a forked stream",
+                where=caller(),
                 met="another library began the capture, so no graph of ours can keep the function",
                 remedy="Call it on the stream that began the capture, or begin the capture with "
                 "tensorplay_cupy.graph().",

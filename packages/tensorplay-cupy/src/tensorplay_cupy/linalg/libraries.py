@@ -20,6 +20,7 @@ from tensorplay_core import select
 from tensorplay_core.errors import DriverCallFailed, DriverUnavailable, OperationRefused
 from tensorplay_core.protocols import Device
 from tensorplay_cupy import captures, streams
+from tensorplay_cupy.refusals import caller
 
 __all__ = ["Handles", "library", "prepare", "using"]
 
@@ -106,6 +107,7 @@ def _handles() -> Handles:
     if capture is None or capture.adopted:
         raise OperationRefused(
             operation="linear algebra",
+            where=caller(),
             met="another library began the capture, so no graph of ours can own a library handle",
             remedy="Begin the capture with tensorplay_cupy.graph().",
         )

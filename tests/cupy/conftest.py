@@ -1,0 +1,23 @@
+"""CuPy arrays that no GPU stands behind: form and address, and nothing to read."""
+
+from __future__ import annotations
+
+import itertools
+
+import cupy
+import pytest
+
+_places = itertools.count(0x7F00_0000_0000, 1 << 20)
+
+
+@pytest.fixture
+def fake():
+    """Makes an array of a shape and dtype, at an address of its own or a given one."""
+
+    def make(shape, dtype="f", at=None, owner=None, strides=None):
+        nbytes = 1 << 16
+        address = next(_places) if at is None else at
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner or object(), 0)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+
+    return make
