@@ -9,39 +9,54 @@ step.
 from __future__ import annotations
 
 import argparse
+import ast
 import builtins
-import importlib
+import importlib.util
 import inspect
 import pathlib
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 
 from tensorplay_core import discovery, errors
-from tensorplay_core.runtime import NOUNS, Runtime
+from tensorplay_core.runtime import NOUNS
 
 ROOT = pathlib.Path(__file__).parent.parent
 MARKED = re.compile(r"(<!-- table: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def drivers() -> str:
-    """What each driver in this repository implements, by noun."""
+    """What each driver implements, by noun."""
     lines = [
         f"| driver | {' | '.join(NOUNS)} |",
         f"|---|{'---|' * len(NOUNS)}",
     ]
     for name in sorted(found.name for found in discovery.find_drivers()):
-        has = Runtime(_unmade(name), name=name).nouns()
+        has = implemented(name)
         cells = [_share(len(has[noun]), len(hooks)) for noun, hooks in NOUNS.items()]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _unmade(name: str) -> object:
-    """The driver's plugin, not initialised: its hooks can be counted on a machine without one."""
-    card = discovery.load_card(name)
-    last = importlib.import_module(f"{card.__name__}.conditional").Conditionals
-    return object.__new__(last)
+def implemented(name: str) -> dict[str, tuple[str, ...]]:
+    """`Runtime.nouns()` of a driver, read from its four files.
+
+    So it can be said on a machine that lacks the framework or the device.
+    """
+    point = next(iter(entry_points(group=discovery.DRIVERS, name=name)))
+    spec = importlib.util.find_spec(point.module)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    (folder,) = map(pathlib.Path, spec.submodule_search_locations)
+    has = {
+        one.name.removeprefix("tensorplay_")
+        for noun in NOUNS
+        for one in ast.walk(ast.parse((folder / f"{noun}.py").read_text(encoding="utf-8")))
+        if isinstance(one, ast.FunctionDef)
+        and any(ast.unparse(mark).startswith("hookimpl") for mark in one.decorator_list)
+    }
+    return {noun: tuple(hook for hook in hooks if hook in has) for noun, hooks in NOUNS.items()}
 
 
 def hooks() -> str:
@@ -68,7 +83,7 @@ def _branch(one: type[Exception], depth: int) -> list[str]:
     kinds = ", ".join(f"`{kind}`" for kind in also if kind != "Exception")
     lines = [f"| {name} | {kinds} | {_sentence(inspect.getdoc(one) or '')} |"]
     for child in one.__subclasses__():
-        if child.__name__ in errors.__all__:
+        if child.__name__ in errors.__all__:  # Drivers may add their own; they say so themselves.
             lines += _branch(child, depth + 1)
     return lines
 

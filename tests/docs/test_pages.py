@@ -1,11 +1,15 @@
 """What the README and the guide say is what happens."""
 
+import importlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+
+from tensorplay_core import discovery, select
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples.py"
@@ -36,6 +40,17 @@ def test_the_tables_are_in_step_with_the_code() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", [one.name for one in discovery.find_drivers() if one.reason is None]
+)
+def test_the_table_of_drivers_says_what_the_runtime_says(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    tables = importlib.import_module("tables")
+    assert tables.implemented(name) == select(name).nouns()
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "```python\nprint(1)\n```\n\n```text\n2\n```\n",
@@ -51,8 +66,6 @@ def test_a_page_that_is_not_true_is_found(text: str, tmp_path: pathlib.Path) -> 
 
 
 def test_the_links_between_pages_lead_somewhere() -> None:
-    import re
-
     pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
     dead = [
         f"{page.relative_to(ROOT)}: {target}"
