@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from floor import Floor
+from peers import gather
 from record import Record, at_most, record
 from timing import Contender, Timing, microseconds, statement
 
@@ -70,16 +71,16 @@ def _launches(nodes: int, calls: int) -> tuple[dict[str, Timing], str]:
             "floor": lambda launches: native.launch(executable, handle, launches),
             "torch": statement("g.replay()", g=_torch(nodes)),
         }
-        absent = []
-        for label, peer in (("cuda.bindings", _bindings), ("cupy", _cupy)):
-            try:
-                contenders[label] = peer(nodes, native, handle)
-            except ImportError as error:
-                absent.append(f"{label} is not installed ({error})")
-        measured = microseconds(
-            contenders, synchronize=torch.cuda.synchronize, calls=calls, batches=10
+        more, absent = gather(
+            {
+                "cuda.bindings": lambda: _bindings(nodes, native, handle),
+                "cupy": lambda: _cupy(nodes),
+            }
         )
-    return measured, "; ".join(["host time, medians", *absent])
+        measured = microseconds(
+            contenders | more, synchronize=torch.cuda.synchronize, calls=calls, batches=10
+        )
+    return measured, "; ".join(filter(None, ("host time, medians", absent)))
 
 
 def _ours(nodes: int) -> object:
@@ -138,7 +139,7 @@ def _bindings(nodes: int, native: Floor, handle: int) -> Contender:
     )
 
 
-def _cupy(nodes: int, native: Floor, handle: int) -> Contender:
+def _cupy(nodes: int) -> Contender:
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
