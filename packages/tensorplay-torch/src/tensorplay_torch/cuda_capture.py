@@ -265,9 +265,16 @@ def begin(
 
 
 def _settle(device: torch.device) -> None:
-    """Waits for the device, and frees what the allocator cannot free while a stream captures."""
+    """Waits for the device, and frees what the allocator cannot free while a stream captures.
+
+    Freeing takes longer than the rest of ``begin``, and so does allocating again afterwards: it is
+    done where memory may be wanted, on a device less than half of which is free.
+    """
     try:
         torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        if 2 * free > total:
+            return
         torch.cuda.empty_cache()
         if (empty_host_cache := PRIVATE["host_empty_cache"].value) is not None:
             empty_host_cache()
