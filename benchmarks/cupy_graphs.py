@@ -47,8 +47,8 @@ def cupy_while() -> list[Record]:
                 measured,
                 unit="µs",
                 goals=[faster(3, "eager loop")] if n <= LAUNCH_BOUND else [],
-                note=f"a sweep of {n} × {n} float64, end to end, medians; {SWEEPS} sweeps a run, the "
-                "end tested every second one; the eager loop reads the test back",
+                note=f"a sweep of {n} × {n} float64, end to end, medians; {SWEEPS} sweeps a run, "
+                "the end tested every second one; the eager loop reads the test back",
             )
         )
         g.close()
@@ -82,8 +82,8 @@ def cupy_cg() -> list[Record]:
                 _whole(contenders, TURNS),
                 unit="µs",
                 goals=[faster(3, "eager loop")] if n <= LAUNCH_BOUND // 2 else [],
-                note=f"a turn with {n * n} unknowns in float64, end to end, medians; {TURNS} turns a "
-                "run; the eager loop is CuPy's @ and dot, and reads the test back",
+                note=f"a turn with {n * n} unknowns in float64, end to end, medians; {TURNS} turns "
+                "a run; the eager loop is CuPy's @ and dot, and reads the test back",
             )
         )
         g.close()

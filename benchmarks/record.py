@@ -17,7 +17,15 @@ from timing import Timing
 
 Record = dict[str, Any]
 MEBI = 2**20
-PACKAGES = ("tensorplay-core", "torch", "cuda-bindings", "cupy-cuda13x", "cupy-cuda12x", "jax")
+PACKAGES = (
+    "tensorplay-core",
+    "torch",
+    "cuda-bindings",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "nvmath-python",
+    "jax",
+)
 
 
 @dataclass(frozen=True)

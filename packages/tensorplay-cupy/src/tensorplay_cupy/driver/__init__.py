@@ -57,7 +57,7 @@ def viability() -> str | None:
     except DriverError as error:
         reason = error.met
     if reason is not None:
-        return f"it stands on driver 'cuda', which cannot work here: {reason}"
+        return f"it stands on driver 'cuda', which cannot work here: {reason.rstrip('.')}"
     try:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
