@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["blame", "frames", "name_of", "where"]
+__all__ = ["blame", "compiled", "frames", "name_of", "where"]
 
 INTERNAL = frozenset(
     {
@@ -52,6 +52,15 @@ def where(thread: int | None = None) -> str:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in INTERNAL:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
+
+
+def compiled() -> bool:
+    """True if the call comes from a function that ``torch.compile`` made."""
+    return "torch._dynamo.eval_frame" in sys.modules and any(
+        frame.f_code.co_name == "compile_wrapper"
+        and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
+        for frame in frames()
+    )
 
 
 def blame(error: BaseException, operation: object, thread: int | None = None) -> None:

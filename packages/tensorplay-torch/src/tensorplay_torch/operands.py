@@ -80,6 +80,11 @@ class Operands:
                 self._born[key] = Watched(tensor)
                 self._written[key] = self._clock
 
+    def own(self, constant: torch.Tensor) -> None:
+        """Takes in a tensor made from Python numbers, which no operation fills: it is kept."""
+        self.bear(constant)
+        self.retained[key_of(constant)] = constant.untyped_storage()
+
     def wrote(self, tensor: torch.Tensor) -> None:
         """The memory of ``tensor`` is changed now."""
         try:
@@ -169,6 +174,8 @@ class DeviceListener:
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes in the operation."""
+        if func is torch.ops.aten.lift_fresh.default:
+            self.operands.own(result)
         self.operands.see(func, args, kwargs, result)
 
     def _on_device(self, args: Sequence[Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tag
 
+from ._private import META_KEY, PRIVATE
 from .culprit import name_of
 from .refusals import Reason
 
@@ -66,6 +67,7 @@ HIDDEN_WRITES: Mapping[str, tuple[int, ...]] = {
     "aten::cudnn_batch_norm": (3, 4),
     "aten::miopen_batch_norm": (3, 4),
 }
+has_kernel = PRIVATE["has_kernel"].value
 INDEXING = frozenset(
     {
         "aten.index.Tensor",
@@ -77,7 +79,7 @@ INDEXING = frozenset(
     }
 )
 MASK_DTYPES = (torch.bool, torch.uint8)
-ERROR_CHECKS = frozenset({"aten._linalg_check_errors"})
+ERROR_CHECKS = frozenset({"aten._linalg_check_errors", "aten.cholesky"})
 # detach_ changes how autograd sees a tensor, not its memory or shape.
 HARMLESS_METADATA = frozenset({"aten::detach_"})
 
@@ -92,17 +94,21 @@ class Operation:
         seeded: It may draw random numbers.
         valued: The host has to wait for values to know what it returns.
         indexes: It takes indices, which may be masks.
-        generator: It takes a generator.
+        composite: It is made of other operations on the CPU, which take its place.
+        placed: It takes a device.
+        python_meta: Its meta kernel is written in Python.
     """
 
     __slots__ = (
         "_returned",
         "_written",
+        "composite",
         "func",
-        "generator",
         "indexes",
         "kind",
         "name",
+        "placed",
+        "python_meta",
         "seeded",
         "valued",
     )
@@ -119,7 +125,9 @@ class Operation:
             or Tag.dynamic_output_shape in func.tags
             or self.name in ERROR_CHECKS
         )
-        self.generator = any(argument.name == "generator" for argument in schema.arguments)
+        self.composite = _is_composite(func)
+        self.placed = any(argument.name == "device" for argument in schema.arguments)
+        self.python_meta = META_KEY in func.py_kernels
         places = {
             place: argument
             for place, argument in enumerate(schema.arguments)
@@ -157,8 +165,10 @@ def value_reason(
         return Reason.MASK_INDEX if _waits_for_mask(operation, args, kwargs) else None
     if not operation.valued:
         return None
+    if operation.name in ERROR_CHECKS:
+        return Reason.ERROR_CHECK
     if operation.kind is not Kind.FRESH:
-        return Reason.ERROR_CHECK if operation.name in ERROR_CHECKS else Reason.HOST_READ
+        return Reason.HOST_READ
     return None if kwargs.get("output_size") is not None else Reason.VALUE_SHAPE
 
 
@@ -184,6 +194,13 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from tensors_in(value)
+
+
+def _is_composite(func: OpOverload) -> bool:
+    if has_kernel is None:
+        return False
+    name = func.name()
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
 
 
 def _returned(schema: torch.FunctionSchema) -> tuple[tuple[int, str], ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ._private import PRIVATE
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Aliases", "Watched", "key_of"]
 
@@ -42,28 +40,61 @@ class Watched:
         self._ref = StorageWeakRef(tensor.untyped_storage())
         self.key: int = self._ref.cdata
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes, 0 once it is gone."""
+        storage = self.storage()
+        return 0 if storage is None else storage.nbytes()
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage, or None once it is gone."""
+        if self._ref.expired():
+            return None
+        return torch.UntypedStorage._new_with_weak_ptr(self.key)
+
     def used_beside(self, ours: int) -> bool:
-        """True if more holds it than the ``ours`` references that are known."""
+        """True if more holds it than ``ours`` tensors that are known."""
         if self._ref.expired():
             return False
-        return _use_count is None or _use_count(self.key) > ours
+        if _use_count is None:
+            return True
+        uses, references = _counts(self)
+        return uses > ours + NOBODY[0] or references > NOBODY[1]
+
+
+def _counts(watched: Watched) -> tuple[int, int]:
+    """References to a storage, and to the Python object that stands for it."""
+    storage = watched.storage()
+    assert _use_count is not None
+    return _use_count(watched.key), sys.getrefcount(storage)
+
+
+def _unused_counts() -> tuple[int, int]:
+    """The counts that mean: held by one tensor, less that tensor."""
+    tensor = torch.empty(1)
+    uses, references = _counts(Watched(tensor))
+    return uses - 1, references
+
+
+# From the first look at a storage on, torch's object for it counts as a use.
+NOBODY = _unused_counts() if _use_count is not None else (0, 0)
 
 
 class Aliases:
-    """The tensors by which a program holds storages, so that other holders can be told apart.
+    """The tensors by which programs hold storages, so that other holders can be told apart.
 
-    A storage that only the program holds is one that no user can reach any more.
+    A storage that only programs hold is one that no user can reach any more.
     """
 
     def __init__(self) -> None:
         self._by_key: defaultdict[int, list[weakref.ref[torch.Tensor]]] = defaultdict(list)
 
     def note(self, alias: torch.Tensor) -> None:
-        """``alias`` is one of the program's own."""
+        """``alias`` is one of a program's own."""
         self._by_key[key_of(alias)].append(weakref.ref(alias))
 
     def count(self, key: int) -> int:
-        """How many of the program's own tensors hold the storage."""
+        """How many of the programs' own tensors hold the storage."""
         held = self._by_key.get(key)
         if held is None:
             return 0
@@ -71,3 +102,8 @@ class Aliases:
         # counts too many.
         held[:] = [ref for ref in held if ref() is not None]
         return len(held)
+
+    def prune(self) -> None:
+        """Forgets storages that no program holds."""
+        for key in [key for key in self._by_key if not self.count(key)]:
+            del self._by_key[key]

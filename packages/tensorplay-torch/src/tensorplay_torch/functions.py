@@ -1,0 +1,141 @@
+"""The torch functions that a dispatch mode does not see, and a CPU capture must."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .modes import FUNCTION
+from .refusals import Reason, refused
+
+__all__ = ["HostReads"]
+
+REFUSED: Mapping[Any, tuple[str, Reason]] = {
+    Tensor.item: ("Tensor.item", Reason.HOST_READ),
+    Tensor.tolist: ("Tensor.tolist", Reason.HOST_READ),
+    Tensor.__bool__: ("bool(tensor)", Reason.HOST_READ),
+    Tensor.__int__: ("int(tensor)", Reason.HOST_READ),
+    Tensor.__float__: ("float(tensor)", Reason.HOST_READ),
+    Tensor.__complex__: ("complex(tensor)", Reason.HOST_READ),
+    Tensor.__index__: ("operator.index(tensor)", Reason.HOST_READ),
+    Tensor.__contains__: ("element in tensor", Reason.HOST_READ),
+    Tensor.__repr__: ("repr(tensor)", Reason.HOST_READ),
+    Tensor.__format__: ("format(tensor)", Reason.HOST_READ),
+    Tensor.numpy: ("Tensor.numpy", Reason.MEMORY),
+    Tensor.__array__: ("numpy.asarray(tensor)", Reason.MEMORY),
+    Tensor.__dlpack__: ("Tensor.__dlpack__", Reason.MEMORY),
+    Tensor.data_ptr: ("Tensor.data_ptr", Reason.MEMORY),
+    Tensor.data.__set__: ("Tensor.data = ...", Reason.DATA_ASSIGNMENT),  # type: ignore[attr-defined]
+    Tensor.__deepcopy__: ("copy.deepcopy(tensor)", Reason.COPIED_BY_BYTES),
+    Tensor.__reduce_ex__: ("pickling a tensor", Reason.COPIED_BY_BYTES),
+    Tensor.share_memory_: ("Tensor.share_memory_", Reason.MOVES_EXTERNAL),
+}
+SEQUENCES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+"""They read the numbers of tensors inside the sequences that they are given."""
+SPLITS = frozenset({torch.tensor_split, Tensor.tensor_split})
+"""They read where to split from a tensor."""
+COMPILED_BACKWARD = "CompiledFunctionBackward"
+"""Name of autograd's node for a region that torch.compile compiled."""
+
+
+class HostReads(TorchFunctionMode):
+    """Refuses by name what reads or moves a tensor's memory on the host.
+
+    It stays on during backward passes too, whose hooks and custom functions are the user's code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        keywords = kwargs or {}
+        if func in REFUSED:
+            name, reason = REFUSED[func]
+            raise refused(name, reason)
+        if func in SEQUENCES and any(map(_holds_tensor, (*args, *keywords.values()))):
+            raise refused("making a tensor from numbers in tensors", Reason.HOST_READ)
+        if func in SPLITS and any(
+            isinstance(one, Tensor) for one in (*args[1:], *keywords.values())
+        ):
+            raise refused("Tensor.tensor_split by a tensor", Reason.HOST_READ)
+        if func is Tensor.backward:
+            with self:
+                return _backward(*args, **keywords)
+        if func is torch.autograd.grad:
+            _refuse_compiled(args[0] if args else keywords["outputs"])
+            with self:
+                return _grad(*args, **keywords)
+        return func(*args, **keywords)
+
+    # torch.compile would trace into this method, and compile each operation by itself.
+    __torch_function__ = torch.compiler.disable(__torch_function__)
+
+    def start(self) -> None:
+        """Begins to see this thread's calls."""
+        self._depth = FUNCTION.enter(self)
+
+    def stop(self) -> None:
+        """Stops, wherever the mode stands in the stack.
+
+        Raises:
+            CaptureError: Other modes were not nested with this one.
+        """
+        FUNCTION.leave(self, self._depth)
+
+
+def _holds_tensor(data: Any) -> bool:
+    return isinstance(data, list | tuple) and any(
+        isinstance(one, Tensor) or _holds_tensor(one) for one in data
+    )
+
+
+def _backward(
+    tensor: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    _refuse_compiled(tensor)
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _refuse_compiled(outputs: Any) -> None:
+    """Refuses a backward pass through what torch.compile compiled before the capture."""
+    tensors = (outputs,) if isinstance(outputs, Tensor) else outputs
+    pending = [t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node.name() == COMPILED_BACKWARD:
+            raise refused("a compiled backward pass", Reason.COMPILED)
+        for parent, _ in node.next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                pending.append(parent)
+
+
+def _beneath_overrides(function: Any) -> Any:
+    """``function`` as it is when no mode is on, for calls from a mode that stays on inside it."""
+    code: types.CodeType = function.__code__
+    if "has_torch_function" not in code.co_names:
+        return function
+    names = {**function.__globals__, "has_torch_function": lambda *_: False}
+    copy = types.FunctionType(code, names, code.co_name, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_grad = _beneath_overrides(torch.autograd.grad)

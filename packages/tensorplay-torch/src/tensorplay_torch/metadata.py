@@ -1,0 +1,253 @@
+"""Shape, strides and dtype of what an operation will return, without running it on real values.
+
+They come from the operation's meta kernel where that is known to be right, and otherwise from a run
+on stand-ins: tensors of the same layout whose values mean nothing. Meta kernels written in Python
+are only trusted with tensors in plain row-major order and full precision: with others, or for the
+operations in ``MEASURED`` always, they differ from what the CPU kernels return.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from .operations import Operation, tensors_in
+
+__all__ = ["Layout", "NoMetaKernel", "layout_of", "results_of", "settings"]
+
+MEASURED = frozenset(
+    {
+        "aten._embedding_bag",
+        "aten._fft_c2r",
+        "aten._fft_r2c",
+        "aten._linalg_svd",
+        "aten._native_batch_norm_legit",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten.col2im",
+        "aten.fractional_max_pool3d_backward",
+        "aten.geqrf",
+        "aten.linalg_eig",
+        "aten.linalg_solve_triangular",
+        "aten.multi_margin_loss_backward",
+        "aten.multilabel_margin_loss_backward",
+        "aten.native_batch_norm",
+        "aten.nonzero_static",
+    }
+)
+"""Their meta kernels are missing, or differ from the CPU's even with tensors in row-major order."""
+
+TRUSTED = frozenset(
+    {
+        "aten._segment_reduce_backward",
+        "aten.addmm",
+        "aten.addmv",
+        "aten.baddbmm",
+        "aten.bmm",
+        "aten.dot",
+        "aten.mm",
+        "aten.mv",
+        "aten.segment_reduce",
+    }
+)
+"""Never run: these return row-major tensors whatever they are given. A run would cost a product of
+matrices, or fail for lengths that mean nothing."""
+
+
+class NoMetaKernel(Exception):
+    """An operation has no meta kernel, and running it on stand-ins would not do."""
+
+
+HALVES = (torch.bfloat16, torch.float16)
+"""With these the CPU kernels keep statistics in the same type, CUDA's and so meta ones in float32."""
+
+REMEMBERED = 4096
+_remembered: OrderedDict[Any, Any] = OrderedDict()
+
+
+class Layout(NamedTuple):
+    """What a tensor is, but for its values."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_major(self) -> bool:
+        """True if it holds something, in plain order without gaps."""
+        expected = 1
+        for length, step in zip(reversed(self.size), reversed(self.stride), strict=True):
+            if length == 0 or step != expected:
+                return False
+            expected *= length
+        return True
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """The layout of ``tensor``."""
+    return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def settings() -> tuple[Any, ...]:
+    """The switches of torch, apart from its modes, that decide how a CPU operation computes."""
+    return (
+        torch.backends.mkldnn.enabled,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_num_threads(),
+    )
+
+
+def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call will return, with a ``Layout`` in place of each tensor.
+
+    For an operation that returns its arguments these are their layouts after the call, which
+    differ from those before it where an ``out=`` has to grow.
+
+    Raises:
+        NoMetaKernel: There is no telling.
+        Exception: Whatever torch raises for these arguments.
+    """
+    key = (
+        operation.func,
+        _frozen(args),
+        _frozen(tuple(sorted(kwargs.items()))),
+        torch.get_default_dtype(),
+        settings(),
+    )
+    if key in _remembered:
+        _remembered.move_to_end(key)
+        return _remembered[key]
+    results = _find(operation, args, kwargs)
+    _remembered[key] = results
+    if len(_remembered) > REMEMBERED:
+        _remembered.popitem(last=False)
+    return results
+
+
+def _find(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    measurable = operation.func.namespace == "aten"
+    if operation.func.namespace != "aten":
+        return _by_meta_kernel(operation, args, kwargs)
+    if not _needs_run(operation, args, kwargs):
+        try:
+            return _by_meta_kernel(operation, args, kwargs)
+        except Exception:
+            # Either the call is wrong, which the CPU kernel says in the words of eager code, or
+            # the meta kernel is.
+            return _measured(operation, args, kwargs)
+    return _measured(operation, args, kwargs)
+
+
+def _by_meta_kernel(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return _called(operation, args, _on_meta(operation, kwargs), _meta)
+    except NotImplementedError as error:
+        raise NoMetaKernel from error
+
+
+def _needs_run(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if operation.name in MEASURED:
+        return True
+    if operation.name in TRUSTED or not operation.python_meta:
+        return False
+    tensors = (*tensors_in(args), *tensors_in(kwargs.values()))
+    return not all(_is_plain(one) for one in tensors)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        layout_of(tensor).row_major
+        and tensor.dtype not in HALVES
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _measured(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    before = torch.default_generator.get_state() if operation.seeded else None
+    try:
+        try:
+            return _called(operation, args, kwargs, _stand_in)
+        except RuntimeError:
+            # Where 0 is no possible value, as for a pivot, 1 is.
+            return _called(operation, args, kwargs, partial(_stand_in, value=1))
+    finally:
+        if before is not None:
+            torch.default_generator.set_state(before)
+
+
+def _called(
+    operation: Operation,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    replace: Callable[[torch.Tensor], torch.Tensor],
+) -> Any:
+    made = {}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            # The same tensor twice stays the same tensor twice.
+            if id(value) not in made:
+                made[id(value)] = replace(value)
+            return made[id(value)]
+        if isinstance(value, list | tuple):
+            return type(value)(replaced(one) for one in value)
+        return torch.Generator() if isinstance(value, torch.Generator) else value
+
+    keywords = {name: replaced(value) for name, value in kwargs.items()}
+    if replace is _meta and "generator" in keywords:
+        keywords["generator"] = None
+    return _layouts(operation.func(*(replaced(value) for value in args), **keywords))
+
+
+def _on_meta(operation: Operation, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    keywords = dict(kwargs)
+    if operation.placed:
+        keywords["device"] = torch.device("meta")
+    if keywords.get("pin_memory"):
+        keywords["pin_memory"] = False
+    return keywords
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    return _flagged(made, tensor)
+
+
+def _stand_in(tensor: torch.Tensor, value: int = 0) -> torch.Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    # A half is a probability, a coordinate, a sample; 0 is an index of anything.
+    made.fill_(0.5 if made.dtype.is_floating_point or made.dtype.is_complex else value)
+    return _flagged(made, tensor)
+
+
+def _flagged(made: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``made``, to be conjugated or negated when it is read if ``tensor`` is."""
+    if tensor.is_conj():
+        made = made.conj()
+    return made._neg_view() if tensor.is_neg() else made
+
+
+def _layouts(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        if result.layout != torch.strided:
+            return result.layout
+        return layout_of(result)
+    if isinstance(result, list | tuple):
+        return [_layouts(one) for one in result]
+    return result
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (layout_of(value), value.is_conj(), value.is_neg())
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(one) for one in value)
+    if isinstance(value, torch.Generator):
+        return torch.Generator
+    # 1, 1.0 and True are equal, and promote differently.
+    return (type(value), value)
