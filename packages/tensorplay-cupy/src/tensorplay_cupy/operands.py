@@ -46,24 +46,35 @@ class Operands:
     def __init__(self) -> None:
         self._before = list(_arrays(gc.get_objects()))
 
-    def used(self, words: Iterable[int], born: set[int]) -> list[Operand]:
-        """Those whose memory begins at or contains one of ``words``.
+    def all(self, born: set[int]) -> list[Operand]:
+        """Every array that was alive when the capture began, and those made since.
 
         Args:
-            words: Values in the parameters of what was captured.
             born: Addresses of blocks that were handed out in the capture: none of the graph's
                 operands, but its own.
         """
-        sought = sorted(set(words))
         young = _arrays(gc.get_objects(generation=0))
-        found: dict[int, Operand] = {}
-        for operand in map(_operand, (*self._before, *young)):
-            if operand is None or operand.start in born or not operand.start:
-                continue
-            place = bisect_left(sought, operand.start)
-            if place < len(sought) and sought[place] < max(operand.stop, operand.start + 1):
-                found[id(operand.array)] = operand
+        found = {
+            id(operand.array): operand
+            for operand in map(_operand, (*self._before, *young))
+            if operand is not None and operand.start and operand.start not in born
+        }
         return list(found.values())
+
+    def used(self, words: Iterable[int], born: set[int]) -> list[Operand]:
+        """Those of ``all`` whose memory begins at or contains one of ``words``.
+
+        Args:
+            words: Values in the parameters of what was captured.
+            born: As in ``all``.
+        """
+        sought = sorted(set(words))
+
+        def mentioned(operand: Operand) -> bool:
+            place = bisect_left(sought, operand.start)
+            return place < len(sought) and sought[place] < max(operand.stop, operand.start + 1)
+
+        return [operand for operand in self.all(born) if mentioned(operand)]
 
 
 class _Witness:

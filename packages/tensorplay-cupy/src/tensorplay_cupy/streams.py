@@ -15,10 +15,10 @@ LEGACY, PER_THREAD = 1, 2
 
 
 class _Handle:
-    """A stream known by its handle alone."""
+    """A stream that gives its handle in another way than CuPy asks for it."""
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
+    def __init__(self, handle: int, stream: object) -> None:
+        self._handle, self._stream = handle, stream
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._handle
@@ -32,7 +32,7 @@ def as_cupy_stream(stream: object, handle: int) -> Any:
         return cupy.cuda.Stream.null
     if handle == PER_THREAD:
         return cupy.cuda.Stream.ptds
-    external = stream if hasattr(stream, "__cuda_stream__") else _Handle(handle)
+    external = stream if hasattr(stream, "__cuda_stream__") else _Handle(handle, stream)
     return cupy.cuda.Stream.from_external(external)
 
 

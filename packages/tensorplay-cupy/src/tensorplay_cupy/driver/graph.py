@@ -7,7 +7,12 @@ from typing import Any, cast
 
 import cupy
 
-from tensorplay_core.errors import CaptureError, DriverError, OperationRefused
+from tensorplay_core.errors import (
+    CaptureError,
+    DriverCallFailed,
+    DriverError,
+    OperationRefused,
+)
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import (
     CaptureMode,
@@ -23,7 +28,7 @@ from tensorplay_cupy import captures, plans, streams
 from tensorplay_cupy.captures import CupyCapture
 from tensorplay_cupy.linalg import libraries
 from tensorplay_cupy.memory import PoolAllocator
-from tensorplay_cupy.operands import Operands, witnesses
+from tensorplay_cupy.operands import Operand, Operands, witnesses
 from tensorplay_cupy.refusals import caller
 
 from .pool import Pools
@@ -104,18 +109,21 @@ class Graphs(Pools):
         owned: list[object] = [*capture.plans.taken]
         if capture.callbacks:
             owned.append(capture.callbacks)
-        operands: list[object] = []
-        if capture.operands is not None:
-            words = self.base.driver.mentioned(capture.inner)
-            used = capture.operands.used(words, capture.allocator.blocks)
-            # One array or the other may be what is left of a piece of memory in the end.
-            operands = (
-                witnesses(used)
-                if capture.options.check_input_liveness
-                else [one.memory for one in used]
-            )
-        capture.operands = None
+        used = self._used(capture)
+        watched = capture.options.check_input_liveness
+        operands = witnesses(used) if watched else [one.memory for one in used]
         self.base.driver.retain(capture.stream, operands, always=owned)
+
+    def _used(self, capture: CupyCapture) -> list[Operand]:
+        looking, capture.operands = capture.operands, None
+        if looking is None:
+            return []
+        born = capture.allocator.blocks
+        try:
+            return looking.used(self.base.driver.mentioned(capture.inner), born)
+        except DriverCallFailed:
+            # A node that cannot be read may use anything.
+            return looking.all(born)
 
     @hookimpl
     def tensorplay_graph_abort(self, capture: CupyCapture, error: BaseException | None) -> None:
