@@ -29,6 +29,7 @@ class Arguments:
 
     Attributes:
         tensors: The inputs; once the graph has buffers of its own for them, those.
+        requires: Which of them require grad.
         paths: What errors call each input: ``"args[1]['mask']"``.
         plain: The inputs are the positional arguments, and there is nothing else.
 
@@ -56,6 +57,7 @@ class Arguments:
             (n, leaf) for n, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
         ]
         self.tensors: list[torch.Tensor] = [leaves[n] for n in self._places]
+        self.requires = [tensor.requires_grad for tensor in self.tensors]
         self.paths = [paths[n] for n in self._places]
         self._all_paths = paths
         self._pick: Callable[[list[Any]], tuple[Any, ...]] = _picker(self._places)
@@ -90,19 +92,13 @@ class Arguments:
         return self._args.build(rest), self._kwargs.build(rest)
 
     def mismatch(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        requires: Sequence[bool] | None = None,
-        also: Sequence[str] = (),
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, also: Sequence[str] = ()
     ) -> SignatureMismatch:
         """The error that lists every difference of a call.
 
         Args:
             args: Of that call.
             kwargs: The same.
-            requires: Which inputs required grad at the capture, None if that does not matter.
             also: Differences that are known already.
         """
         found = [*also, *self._args.differences(args, "args")]
@@ -111,7 +107,9 @@ class Arguments:
         paths = list(structure_of(tuple(args), leaves).paths("args"))
         paths += structure_of(dict(kwargs), leaves).paths("kwargs")
         given = dict(zip(paths, leaves, strict=True))
-        wanted = dict(zip(self.paths, requires, strict=True)) if requires is not None else {}
+        # Where grad mode is off nothing is recorded, whatever requires grad.
+        requires = self.requires if torch.is_grad_enabled() else ()
+        wanted = dict(zip(self.paths, requires, strict=False))
         buffers = dict(zip(self.paths, self.tensors, strict=True))
         constants = {self._all_paths[place]: constant for place, constant in self._constants}
         for path in self._all_paths:

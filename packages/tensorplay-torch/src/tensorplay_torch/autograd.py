@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,13 +11,11 @@ from tensorplay_core.errors import GraphStateError, SignatureMismatch
 
 from ._private import required
 from .arguments import Arguments
-from .calls import Aliases, explained
+from .calls import Aliases, explained, requirements
 from .passes import Backward
 from .slots import Slot, choose
 
 __all__ = ["TrainingCall"]
-
-_requires_grad = attrgetter("requires_grad")
 
 
 class GraphedCall(torch.autograd.Function):
@@ -68,7 +65,6 @@ class TrainingCall:
     Args:
         slots: Each with its own graphs and buffers.
         arguments: The form of the call.
-        requires: Which inputs require grad.
         subject: What errors call the callable.
         alias: Hand back the graphs' own results.
         in_graph: Parameters' gradients are added inside the graph.
@@ -78,7 +74,6 @@ class TrainingCall:
         self,
         slots: Sequence[Slot],
         arguments: Arguments,
-        requires: Sequence[bool],
         *,
         device: torch.device,
         subject: str,
@@ -86,9 +81,9 @@ class TrainingCall:
         in_graph: bool,
     ) -> None:
         forward = slots[0].forward
-        self._slots, self._arguments, self._requires = list(slots), arguments, list(requires)
+        self._slots, self._arguments, self._requires = list(slots), arguments, arguments.requires
         self._subject, self._alias, self._device = subject, alias, device.type
-        self._plain, self._count = arguments.plain, len(requires)
+        self._plain, self._count = arguments.plain, len(arguments.requires)
         self._build = forward.outputs.build
         self._aliases = {id(slot): Aliases(slot.forward.outputs.buffers) for slot in slots}
         self._differentiable = forward.outputs.differentiable
@@ -132,12 +127,12 @@ class TrainingCall:
             inputs: tuple[Any, ...] = args
         else:
             inputs = self._arguments.take(args, kwargs)
-        if _requirements(inputs) != self._requires:
-            raise self._arguments.mismatch(args, kwargs, requires=self._requires)
+        if requirements(inputs) != self._requires:
+            raise self._arguments.mismatch(args, kwargs)
         try:
             owned = _apply(self, *inputs, *self._leaves)
         except SignatureMismatch as error:
-            raise explained(error, self._arguments, args, kwargs, self._requires) from None
+            raise explained(error, self._arguments, args, kwargs) from None
         return self._build(inputs, owned)
 
     def forward(self, ctx: Any, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -223,16 +218,7 @@ class TrainingCall:
         )
 
 
-def _requirements(inputs: Sequence[Any]) -> list[bool] | None:
-    try:
-        return list(map(_requires_grad, inputs))
-    except AttributeError:  # Something else stands in the place of a tensor.
-        return None
-
-
-def _replayed(
-    recorded: Backward, gradients: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
+def _replayed(recorded: Backward, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     try:
         return recorded.run(gradients)
     except SignatureMismatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,13 +14,20 @@ from .arguments import Arguments
 from .lanes import Chain
 from .passes import Forward
 
-__all__ = ["Call", "bare_call", "explained"]
+__all__ = ["Aliases", "Call", "bare_call", "explained", "requirements"]
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_requires_grad = attrgetter("requires_grad")
 
 
 def bare_call(
-    forward: Forward, arguments: Arguments, chain: Chain, place: int, *, alias: bool
+    forward: Forward,
+    arguments: Arguments,
+    chain: Chain,
+    place: int,
+    *,
+    alias: bool,
+    strict: bool = False,
 ) -> Call:
     """The call that replays ``forward`` and nothing else.
 
@@ -29,6 +37,7 @@ def bare_call(
         chain: The callables captured into the same pool.
         place: This one's place among them.
         alias: Hand back the graph's own results.
+        strict: Inputs must require grad as at the capture: grad mode is on.
     """
     plain, take, count = arguments.plain, arguments.take, len(arguments.tensors)
     run, build = forward.run, forward.outputs.build
@@ -37,13 +46,15 @@ def bare_call(
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = args if plain and not kwargs and len(args) == count else take(args, kwargs)
+        if strict and requirements(inputs) != arguments.requires:
+            raise arguments.mismatch(args, kwargs)
         try:
             with lock:
                 follow()
                 results = run(inputs)
                 launched(place)
         except SignatureMismatch as error:
-            raise explained(error, arguments, args, kwargs, None) from None
+            raise explained(error, arguments, args, kwargs) from None
         return build(inputs, results if aliases is None else aliases())
 
     return call
@@ -69,13 +80,20 @@ class Aliases:
         return tuple([buffer.detach() for buffer in buffers])
 
 
+def requirements(inputs: Sequence[Any]) -> list[bool] | None:
+    """Which of them require grad; None if one is no tensor."""
+    try:
+        return list(map(_requires_grad, inputs))
+    except AttributeError:
+        return None
+
+
 def explained(
     error: SignatureMismatch,
     arguments: Arguments,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    requires: Sequence[bool] | None,
 ) -> SignatureMismatch:
     """The error by the callable's own names, for what staging met."""
-    named = arguments.mismatch(args, kwargs, requires=requires)
+    named = arguments.mismatch(args, kwargs)
     return named if named.differences else error

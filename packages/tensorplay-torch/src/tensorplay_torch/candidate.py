@@ -42,7 +42,6 @@ class Candidate:
         is_module: A module's forward is what is run, so that its own hooks stay outside.
         subject: What errors call it.
         arguments: The form of the call.
-        requires: Which inputs require grad.
         device: Where everything is.
 
     Raises:
@@ -78,7 +77,6 @@ class Candidate:
         for tensor, path in zip(self.arguments.tensors, self.arguments.paths, strict=True):
             self._refuse_unfit(tensor, path)
         self.device = self._common_device(reached)
-        self.requires = [tensor.requires_grad for tensor in self.arguments.tensors]
         self.arguments.tensors = self.buffers()
 
     def put(self, forward: Callable[..., Any]) -> None:
@@ -142,7 +140,9 @@ class Candidate:
         """Input buffers like the sample's tensors, with their values."""
         with torch.inference_mode(False), torch.no_grad():
             made = []
-            for tensor, requires in zip(self.arguments.tensors, self.requires, strict=True):
+            for tensor, requires in zip(
+                self.arguments.tensors, self.arguments.requires, strict=True
+            ):
                 buffer = torch.empty_strided(
                     tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
                 )

@@ -211,7 +211,6 @@ class Group:
             entries.training = TrainingCall(
                 slots,
                 candidate.arguments,
-                candidate.requires,
                 device=candidate.device,
                 subject=candidate.subject,
                 alias=settings.alias,
@@ -222,8 +221,16 @@ class Group:
         else:
             # Nothing requires grad, so there is one way to call it.
             (forward, chain), *spare = (one for one in recorded if isinstance(one, tuple))
-            entries.training = entries.bare = bare_call(
+            entries.bare = bare_call(
                 forward, candidate.arguments, chain, place, alias=settings.alias
+            )
+            entries.training = bare_call(
+                forward,
+                candidate.arguments,
+                chain,
+                place,
+                alias=settings.alias,
+                strict=True,
             )
             for one, _ in spare:
                 one.close()

@@ -112,7 +112,8 @@ def _refuse_unlike(tensor: torch.Tensor, path: str, device: torch.device, subjec
     met = plain_tensor(tensor)
     if met is None and tensor.device != device:
         met = f"is on {tensor.device}, the graph on {device}"
-    if met is None and tensor.is_leaf and tensor.requires_grad:
+    # Without grad mode a view of a leaf says that it is one as well.
+    if met is None and tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled():
         met = "is a leaf of autograd that the callable makes anew in each call"
     if met is not None:
         raise CaptureError(

@@ -26,6 +26,7 @@ __all__ = [
     "Backward",
     "Forward",
     "known_objects",
+    "noted",
     "record_backward",
     "record_forward",
 ]
@@ -116,7 +117,7 @@ def record_forward(
         made.register_generator_state(generator)
     known = known_objects(candidate, stand_ins)
     since = history_begins()
-    with _noted(candidate, "forward"), nothing_else(candidate):
+    with noted("capturing the forward of", candidate), nothing_else(candidate):
         with graph(
             made,
             pool,
@@ -183,7 +184,7 @@ def record_backward(
         if settings.in_graph and leaf.real is not None
     }
     with (
-        _noted(candidate, "backward"),
+        noted("capturing the backward of", candidate),
         nothing_else(candidate),
         graph(
             made,
@@ -245,11 +246,12 @@ def _refuse_sparse(
 
 
 @contextmanager
-def _noted(candidate: Candidate, what: str) -> Iterator[None]:
+def noted(what: str, candidate: Candidate) -> Iterator[None]:
+    """Notes on whatever is raised what was being done."""
     try:
         yield
     except BaseException as error:
-        error.add_note(f"while capturing the {what} of {candidate.subject}")
+        error.add_note(f"while {what} {candidate.subject}")
         raise
 
 

@@ -17,7 +17,7 @@ from .dispatch import CaptureDispatch
 from .graphs import DRIVER
 from .nesting import recording
 from .outputs import Outputs
-from .passes import Forward, known_objects, record_forward
+from .passes import Forward, known_objects, noted, record_forward
 from .preservation import Preservation
 from .settings import Settings
 from .substitution import StandIns, substituted
@@ -73,8 +73,9 @@ class Session:
                 dispatch.start()
                 try:
                     for candidate in self._candidates:
-                        for _ in range(self.settings.warmup):
-                            self._call(candidate, preservation.is_born)
+                        with noted("warming up", candidate):
+                            for _ in range(self.settings.warmup):
+                                self._call(candidate, preservation.is_born)
                 finally:
                     dispatch.stop()
         finally:

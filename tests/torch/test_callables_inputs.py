@@ -1,0 +1,442 @@
+"""Arguments of graphed callables: any nesting, compared by path, never reordered or broadcast."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import tensorplay_torch as tp
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Batch:
+    tokens: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    value: torch.Tensor
+    parts: tuple[Any, ...] = field(default=())
+
+
+class Kind(enum.Enum):
+    SUM = 1
+    MEAN = 2
+
+
+def rand(device, *shape, **options):
+    return torch.randn(*shape, device=device, **options)
+
+
+def differences(caught):
+    return caught.value.differences
+
+
+def test_keyword_arguments_are_inputs_too(device, twins):
+    """B3: torch's version takes them in one mode and raises TypeError in the other."""
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, mask=None, *, scale=1.0):
+            y = self.linear(x) * scale
+            return y if mask is None else y * mask
+
+    pair = twins(
+        Module().to(device),
+        rand(device, 3, 4, requires_grad=True),
+        sample_kwargs={"mask": rand(device, 3, 4), "scale": 2.0},
+    )
+    for _ in range(2):
+        pair.step(rand(device, 3, 4, requires_grad=True), mask=rand(device, 3, 4), scale=2.0)
+        pair.step(rand(device, 3, 4, requires_grad=True), scale=2.0, mask=rand(device, 3, 4))
+    pair.graphed.eval()
+    pair.eager.eval()
+    pair.call(rand(device, 3, 4), scale=0.5)
+
+
+def test_an_argument_may_be_given_by_name_or_by_position(device):
+    def sub(x, y, *, z):
+        return x - y - z
+
+    a, b, c = (rand(device, 3) for _ in range(3))
+    graphed = tp.make_graphed_callables(sub, (a, b), sample_kwargs={"z": c})
+    assert torch.equal(graphed(b, a, z=c), b - a - c)
+    assert torch.equal(graphed(y=b, x=a, z=c), a - b - c)
+    assert torch.equal(graphed(a, z=b, y=c), a - c - b)
+
+
+def test_dicts_are_matched_by_key(device):
+    """B4: torch's version takes values in the order of insertion and swaps them silently."""
+
+    def weighted(batch):
+        return batch["a"] * 2 + batch["b"]
+
+    a, b = rand(device, 3), rand(device, 3)
+    graphed = tp.make_graphed_callables(weighted, ({"a": a, "b": b},))
+    assert torch.equal(graphed({"b": b, "a": a}), a * 2 + b)
+    assert torch.equal(graphed({"a": b, "b": a}), b * 2 + a)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x, y: (x, [y]),
+        lambda x, y: [x, (y, 7)],
+        lambda x, y: {"x": x, "y": {"y": y}},
+        lambda x, y: OrderedDict(x=x, y=y),
+        lambda x, y: defaultdict(list, x=x, y=y),
+        lambda x, y: Pair(x, Pair(y, None)),
+        lambda x, y: Batch(x, y, scale=3.0),
+        lambda x, y: Batch(x, None),
+        lambda x, y: Frozen(x, (y, "tag")),
+        lambda x, y: {"nothing": None, "x": (), "y": [x, [y, {}]]},
+        lambda x, y: torch.max(x, 0),
+    ],
+)
+def test_any_nesting_goes_in_and_comes_out(device, wrap):
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            for one in value.values():
+                yield from tensors(one)
+        elif isinstance(value, Batch):
+            yield from tensors([value.tokens, value.mask])
+        elif isinstance(value, Frozen):
+            yield from tensors([value.value, value.parts])
+        elif isinstance(value, tuple | list):
+            for one in value:
+                yield from tensors(one)
+
+    def work(value):
+        return sum(one.sum() * n for n, one in enumerate(tensors(value), 1)), value
+
+    x, y = rand(device, 3, 4), rand(device, 3, 4)
+    graphed = tp.make_graphed_callables(work, (wrap(x, y),))
+    for _ in range(2):
+        given = wrap(rand(device, 3, 4), rand(device, 3, 4))
+        total, same = graphed(given)
+        assert torch.equal(total, work(given)[0])
+        assert type(same) is type(given)
+        assert all(one is other for one, other in zip(tensors(same), tensors(given), strict=True))
+
+
+def test_every_difference_is_listed_by_its_path(device):
+    """B4 and law 4: nothing broadcasts, casts, moves or reorders by accident."""
+
+    def work(x, batch, *, flag):
+        return x + batch["mask"].sum() + batch["pair"].left.sum()
+
+    x = rand(device, 8, 16)
+    batch = {"mask": rand(device, 8, 16), "pair": Pair(rand(device, 2), 5)}
+    graphed = tp.make_graphed_callables(work, (x, batch), sample_kwargs={"flag": True})
+    with pytest.raises(tp.SignatureMismatch) as caught:
+        graphed(
+            rand(device, 8, 16).double(),
+            {"mask": rand(device, 8, 12), "pair": Pair(rand(device, 2, requires_grad=True), 5.0)},
+            flag=1,
+        )
+    assert list(differences(caught)) == [
+        "args[0].dtype: captured torch.float32, got torch.float64",
+        "args[1]['mask'].shape: captured (8, 16), got (8, 12)",
+        "args[1]['pair'].left.requires_grad: captured False, got True",
+        "args[1]['pair'].right: captured 5, got 5.0",
+        "kwargs['flag']: captured True, got 1",
+    ]
+    assert isinstance(caught.value, ValueError)
+
+
+def test_differences_of_structure_are_listed_by_their_path(device):
+    def work(x, extra):
+        return x * 2
+
+    x = rand(device, 2)
+    graphed = tp.make_graphed_callables(work, (x, {"a": x, "b": [x, None]}))
+    for extra, lines in [
+        ({"a": x}, ["args[1]['b']: captured, not given"]),
+        (
+            {"a": x, "b": [x, None], "c": 1},
+            ["args[1]['c']: given, not captured"],
+        ),
+        ({"a": x, "b": (x, None)}, ["args[1]['b']: captured a list, got a tuple"]),
+        ({"a": x, "b": [x]}, ["args[1]['b'][1]: captured, not given"]),
+        ({"a": x, "b": [x, x]}, ["args[1]['b'][1]: captured None, got a Tensor"]),
+        ({"a": None, "b": [x, None]}, ["args[1]['a']: captured a tensor, got NoneType"]),
+        ({"a": [x], "b": [x, None]}, ["args[1]['a']: captured a single value, got a list"]),
+        (OrderedDict(a=x, b=[x, None]), ["args[1]: captured a dict, got an OrderedDict"]),
+    ]:
+        with pytest.raises(tp.SignatureMismatch) as caught:
+            graphed(x, extra)
+        assert list(differences(caught)) == lines
+    with pytest.raises(tp.SignatureMismatch) as caught:
+        graphed(x)
+    assert list(differences(caught)) == ["args[1]: captured, not given"]
+    with pytest.raises(tp.SignatureMismatch) as caught:
+        graphed(x, {"a": x, "b": [x, None]}, x)
+    assert list(differences(caught)) == ["args[2]: given, not captured"]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_tensors_are_compared_strictly(device, requires_grad):
+    """B4: shapes that broadcast, dtypes that cast, strides and devices that copy."""
+    module = nn.Linear(4, 4).to(device)
+    x = rand(device, 6, 4, requires_grad=requires_grad)
+    tp.make_graphed_callables(module, (x,))
+    counts = module.forward.counts
+
+    def like(tensor):
+        return tensor.detach().requires_grad_(requires_grad)
+
+    others = {
+        "args[0].shape: captured (6, 4), got (1, 4)": like(x[:1]),
+        "args[0].shape: captured (6, 4), got (4,)": like(x[0]),
+        "args[0].dtype: captured torch.float32, got torch.float16": like(x.half()),
+        "args[0].stride: captured (4, 1), got (1, 6)": like(x.t().contiguous().t()),
+        f"args[0].requires_grad: captured {requires_grad}, got {not requires_grad}": x.detach()
+        .clone()
+        .requires_grad_(not requires_grad),
+        "args[0]: captured a tensor, got float": 1.0,
+        "args[0]: captured a tensor, got ndarray": numpy.zeros((6, 4), "float32"),
+        "args[0].layout: captured torch.strided, got torch.sparse_coo": x.detach().to_sparse(),
+    }
+    for line, other in others.items():
+        with pytest.raises(tp.SignatureMismatch) as caught:
+            module(other)
+        assert line in differences(caught)
+    assert module.forward.counts == counts
+    expected = nn.functional.linear(x, module.weight, module.bias)
+    assert torch.equal(module(x), expected)
+
+
+@pytest.mark.gpu
+def test_a_tensor_of_another_device_is_refused():
+    module = nn.Linear(4, 4).cuda()
+    tp.make_graphed_callables(module, (torch.ones(2, 4, device="cuda"),))
+    with pytest.raises(tp.SignatureMismatch, match=r"device: captured cuda:0, got cpu"):
+        module(torch.ones(2, 4))
+
+
+def test_whether_inputs_require_grad_matters_only_with_grad_mode_on(device):
+    module = nn.Linear(4, 4).to(device)
+    x = rand(device, 6, 4)
+    expected = module(x)
+    tp.make_graphed_callables(module, (x.clone().requires_grad_(),))
+    with torch.no_grad():
+        assert torch.equal(module(x), expected)
+        assert torch.equal(module(x.clone().requires_grad_()), expected)
+    with torch.inference_mode():
+        result = module(x)
+    assert result.is_inference()
+    assert torch.equal(result, expected)
+
+
+def test_an_input_s_stride_of_extent_one_is_no_difference(device):
+    def work(x):
+        return x + 1
+
+    x = rand(device, 1, 4)
+    graphed = tp.make_graphed_callables(work, (x,))
+    other = rand(device, 4, 1).t()
+    assert torch.equal(graphed(other), other + 1)
+
+
+def test_a_parameter_may_be_an_input(device):
+    def work(x, weight):
+        return x @ weight
+
+    weight = nn.Parameter(rand(device, 4, 4))
+    graphed = tp.make_graphed_callables(work, (rand(device, 2, 4), weight))
+    x = rand(device, 2, 4)
+    loss = graphed(x, weight).square().sum()
+    loss.backward()
+    wanted = torch.autograd.grad((x @ weight).square().sum(), weight)[0]
+    assert torch.equal(weight.grad, wanted)
+
+
+def test_the_buffers_are_the_library_s_own(device):
+    """torch's version makes the sample tensors themselves its static buffers."""
+    sample = rand(device, 3, 4)
+    before = sample.clone()
+
+    def work(x):
+        return x * 2
+
+    graphed = tp.make_graphed_callables(work, (sample,))
+    x = rand(device, 3, 4)
+    assert torch.equal(graphed(x), x * 2)
+    assert torch.equal(sample, before)
+    sample.zero_()
+    assert torch.equal(graphed(x), x * 2)
+    assert torch.equal(graphed(sample), sample)
+
+
+def test_one_tensor_may_stand_for_several_inputs(device):
+    def work(x, y):
+        return x * 2 + y * y
+
+    x, y = rand(device, 3, requires_grad=True), rand(device, 3, requires_grad=True)
+    graphed = tp.make_graphed_callables(work, (x, y))
+    z = rand(device, 3, requires_grad=True)
+    result = graphed(z, z)
+    assert torch.equal(result, work(z, z))
+    (found,) = torch.autograd.grad(result.sum(), z)
+    (wanted,) = torch.autograd.grad(work(z, z).sum(), z)
+    assert torch.equal(found, wanted)
+
+
+def test_results_may_be_inputs_of_the_next_call(device):
+    def work(x):
+        return x * 2
+
+    graphed = tp.make_graphed_callables(work, (rand(device, 3),))
+    x = torch.ones(3, device=device)
+    for n in range(1, 6):
+        x = graphed(x)
+        assert torch.equal(x, torch.full((3,), 2.0**n, device=device))
+
+
+@pytest.mark.parametrize(
+    ("captured", "other"),
+    [
+        (1, True),
+        (1, 2),
+        (1, 1.0),
+        (0.0, -0.0),
+        (2.0, math.nan),
+        ("sum", "mean"),
+        (None, 0),
+        (Kind.SUM, Kind.MEAN),
+        (torch.float32, torch.float64),
+        (b"x", b"y"),
+        ((1, 2), (1, 3)),
+        (slice(0, 2), slice(0, 3)),
+        (torch.relu, torch.tanh),
+        (numpy.float32(1), numpy.float64(1)),
+    ],
+)
+def test_constants_are_compared_at_every_call(device, captured, other):
+    """A number that is frozen in a graph would be used for every other number."""
+
+    def work(x, *, setting):
+        return x + 1
+
+    x = rand(device, 3)
+    graphed = tp.make_graphed_callables(work, (x,), sample_kwargs={"setting": captured})
+    graphed(x, setting=captured)
+    with pytest.raises(tp.SignatureMismatch, match=r"kwargs\['setting'\].*: captured"):
+        graphed(x, setting=other)
+    graphed(x, setting=captured)
+
+
+def test_equal_constants_are_the_same(device):
+    def work(x, y, z):
+        return x + 1
+
+    x = rand(device, 3)
+    graphed = tp.make_graphed_callables(work, (x, math.nan, "a long string"))
+    graphed(x, float("nan"), " ".join(["a", "long", "string"]))
+
+
+@pytest.mark.parametrize(
+    "value", [object(), numpy.zeros(2), {1, 2}, bytearray(b"x"), nn.Linear(2, 2), slice(0, [1])]
+)
+def test_what_may_change_unnoticed_is_refused(value):
+    with pytest.raises(tp.ArgumentError, match=r"args\[1\] is a .*may change"):
+        tp.make_graphed_callables(lambda x, y: x, (torch.ones(2), value))
+
+
+@pytest.mark.parametrize(
+    ("value", "met"),
+    [
+        (lambda: torch.ones(1, 4).expand(3, 4), "is expanded"),
+        (lambda: torch.eye(3).to_sparse(), "is sparse_coo"),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj(), "conjugation"),
+        (lambda: torch.ones(2, device="meta"), "is on meta"),
+    ],
+)
+def test_tensors_that_no_buffer_can_stand_for_are_refused(value, met):
+    with pytest.raises(tp.ArgumentError, match=met):
+        tp.make_graphed_callables(lambda x: x, (value(),))
+
+
+def test_a_tensor_subclass_is_refused():
+    class Mine(torch.Tensor):
+        pass
+
+    with pytest.raises(tp.ArgumentError, match=r"Mine, a tensor that dispatches by itself"):
+        tp.make_graphed_callables(lambda x: x, (torch.ones(2).as_subclass(Mine),))
+
+
+def test_views_and_slices_are_inputs_like_others(device):
+    def work(x, y):
+        return x.sum(0) + y
+
+    whole = rand(device, 6, 8)
+    graphed = tp.make_graphed_callables(work, (whole[:, ::2], whole[0, 1::2]))
+    other = rand(device, 6, 8)
+    assert torch.equal(graphed(other[:, ::2], other[3, 1::2]), work(other[:, ::2], other[3, 1::2]))
+
+
+@pytest.mark.parametrize("where", ["first", "inner"])
+def test_a_change_of_an_input_in_place_is_refused(device, where):
+    """A replay would change the graph's buffer, and the caller's tensor would stay as it was."""
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU(inplace=True)
+
+        def forward(self, batch):
+            self.act(batch["x"] if where == "first" else batch["x"][1:])
+            return batch["x"] * 2
+
+    module = Module().to(device)
+    with pytest.raises(tp.OperationRefused, match=r"args\[0\]\['x'\] in place") as caught:
+        tp.make_graphed_callables(module, ({"x": rand(device, 3, 4)},))
+    assert "clone()" in caught.value.remedy
+    with pytest.raises(tp.OperationRefused, match="input that requires grad in place"):
+        tp.make_graphed_callables(module, ({"x": rand(device, 3, 4, requires_grad=True)},))
+    with pytest.raises(tp.OperationRefused, match="in place"):
+        tp.make_graphed_callables(module, ({"x": rand(device, 3, 4)},), num_warmup_iters=0)
+
+
+@pytest.mark.gpu
+def test_callables_are_captured_where_their_tensors_are():
+    """B1 and torch issue 87894: the current device is no sign of where the work is."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    module = nn.Linear(4, 4).to("cuda:1")
+    x = torch.randn(2, 4, device="cuda:1")
+    expected = module(x)
+    with torch.cuda.device(0):
+        tp.make_graphed_callables(module, (x,))
+        assert torch.equal(module(x), expected)
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_tensors_of_two_devices_are_refused():
+    """A value that is read on another device would be frozen."""
+    with pytest.raises(tp.CaptureError, match=r"args\[0\] is on cuda:0 and args\[1\] on cpu"):
+        tp.make_graphed_callables(
+            lambda x, y: x * y, (torch.ones(2, device="cuda"), torch.tensor(2.0))
+        )
+    module = nn.BatchNorm1d(4).cuda()
+    module.num_batches_tracked = module.num_batches_tracked.cpu()
+    with pytest.raises(tp.CaptureError, match="num_batches_tracked on cpu"):
+        tp.make_graphed_callables(module, (torch.ones(2, 4, device="cuda"),))
