@@ -1,0 +1,157 @@
+"""The state of a step: what it reads and writes beside its batch, by name; saved and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from tensorplay_core.errors import SignatureMismatch
+from tensorplay_torch.attributes import Attributes
+from tensorplay_torch.preservation import Preservation
+from tensorplay_torch.reached import Reached
+
+from .recipe import Recipe
+
+__all__ = ["Before", "Snapshot", "named_state", "reached_by"]
+
+
+def named_state(recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Every tensor that lasts from one step to the next: of modules, optimizer, scaler, average."""
+    found: dict[str, torch.Tensor] = {}
+    names: dict[torch.Tensor, str] = {}
+
+    def add(name: str, tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor) and tensor not in names:
+            names[tensor] = name
+            found[name] = tensor
+
+    for owner, module in reached_by(recipe).items():
+        prefix = f"{owner}." if owner else ""
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            add(f"{prefix}{name}", tensor)
+    for place, group in enumerate(recipe.optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            add(f"param_groups[{place}]['params'][{number}]", parameter)
+            for key, value in recipe.optimizer.state.get(parameter, {}).items():
+                add(f"optimizer.state[{names[parameter]}][{key!r}]", value)
+    if (scaler := recipe.features.scaler) is not None:
+        add("scaler.scale", scaler._scale)
+        add("scaler.growth_tracker", scaler._growth_tracker)
+    return found
+
+
+def reached_by(recipe: Recipe) -> dict[str, torch.nn.Module]:
+    """The outermost modules that a step runs or writes, by what errors call them."""
+    found = {"": recipe.module}
+    inner = {id(module) for module in recipe.module.modules()}
+    if recipe.features.ema is not None:
+        found["ema"] = recipe.features.ema
+    for name, function in (
+        ("loss_function", recipe.loss_function),
+        ("gradient_transform", recipe.gradient_transform),
+    ):
+        for path, module in Reached(function).roots.items() if function is not None else ():
+            if id(module) not in inner and module is not recipe.features.ema:
+                found[f"{name}.{path}" if path else name] = module
+    return found
+
+
+class Before:
+    """Everything that warm-up and capture may change, as it was when this was made.
+
+    Memory is restored in place, also memory that nobody named but that an operation of the warm-up
+    wrote; so are random states, attributes of modules, gradients and the keys of the optimizer.
+
+    Attributes:
+        preservation: Of memory and random states; a listener of a dispatch mode.
+        modules: Every module that the step runs or writes, by path.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.preservation = Preservation(recipe.device, named_state(recipe).values())
+        self.modules = {
+            f"{owner}.{path}" if owner and path else owner or path: module
+            for owner, outermost in reached_by(recipe).items()
+            for path, module in outermost.named_modules()
+        }
+        self._attributes = Attributes(self.modules)
+        self._grads = [(one, one.grad) for one in recipe.parameters()]
+        self._entries = {
+            key: dict(state) for key, state in recipe.optimizer.state.items() if state
+        }
+        self._groups = [dict(group) for group in recipe.optimizer.param_groups]
+
+    def born(self) -> Iterator[tuple[Any, str]]:
+        """Parameter and key of each entry of optimizer state that is new."""
+        for key, state in self._recipe.optimizer.state.items():
+            before = self._entries.get(key, {})
+            yield from ((key, name) for name in state if name not in before)
+
+    def restore_memory(self) -> None:
+        """Puts memory and random states back. No work may be under way."""
+        self.preservation.restore()
+
+    def restore_bindings(self) -> None:
+        """Binds attributes, gradients and settings of the optimizer as they were."""
+        self._attributes.restore()
+        for parameter, grad in self._grads:
+            if parameter.grad is not grad:
+                parameter.grad = grad
+        optimizer: Optimizer = self._recipe.optimizer
+        for before, group in zip(self._groups, optimizer.param_groups, strict=True):
+            for name in group.keys() - before.keys():
+                del group[name]
+            group.update(before)
+        if (scaler := self._recipe.features.scaler) is not None:
+            scaler._per_optimizer_states.pop(id(optimizer), None)
+
+    def forget_state(self) -> None:
+        """Takes away optimizer state that is new."""
+        state = self._recipe.optimizer.state
+        for key in list(state):
+            if key not in self._entries:
+                del state[key]
+        for key, before in self._entries.items():
+            state[key] = state.get(key, {})
+            for name in state[key].keys() - before.keys():
+                del state[key][name]
+            state[key].update(before)
+
+
+class Snapshot:
+    """Model, optimizer, scaler and average of a step as they were when it was taken.
+
+    Args:
+        tensors: By name; they are copied.
+        fresh: No step had been taken yet.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor], *, fresh: bool) -> None:
+        with torch.no_grad():
+            self._tensors = {name: one.detach().clone() for name, one in tensors.items()}
+        self.fresh = fresh
+
+    def __repr__(self) -> str:
+        mebibytes = sum(one.nbytes for one in self._tensors.values()) / 2**20
+        return f"<snapshot of {len(self._tensors)} tensors, {mebibytes:.1f} MiB>"
+
+    def tensors_for(self, names: list[str]) -> list[torch.Tensor]:
+        """Its tensors in the order of ``names``.
+
+        Raises:
+            SignatureMismatch: It is of another state.
+        """
+        missing = [f"{name}: not in the snapshot" for name in names if name not in self._tensors]
+        extra = [f"{name}: in the snapshot only" for name in self._tensors if name not in names]
+        if missing or extra:
+            raise SignatureMismatch(
+                differences=missing + extra,
+                subject=repr(self),
+                doing="resetting to",
+                remedy="Take a snapshot of this step: step.snapshot().",
+            )
+        return [self._tensors[name] for name in names]
