@@ -69,7 +69,7 @@ _MEANINGS: dict[int, _Meaning] = {
         "the PTX is newer than the installed driver understands",
         "Lower its .version, or update the driver.",
     ),
-    303: _Meaning(
+    302: _Meaning(
         "the image refers to a symbol that the driver does not have",
         "Link the image against the device runtime it uses.",
     ),
@@ -147,12 +147,19 @@ _MEANINGS: dict[int, _Meaning] = {
 
 def code_name(driver: Any, code: int) -> str:
     """The driver's name of a result, or that of the bindings for one it does not know."""
-    failed, name = driver.cuGetErrorName(driver.CUresult(code))
-    return name.decode() if not failed and name else str(driver.CUresult(code).name)
+    try:
+        result = driver.CUresult(code)
+    except ValueError:  # Of a driver newer than the bindings.
+        return "a result that the bindings do not know"
+    failed, name = driver.cuGetErrorName(result)
+    return name.decode() if not failed and name else str(result.name)
 
 
 def _native_meaning(driver: Any, code: int) -> str:
-    failed, text = driver.cuGetErrorString(driver.CUresult(code))
+    try:
+        failed, text = driver.cuGetErrorString(driver.CUresult(code))
+    except ValueError:
+        return "update cuda-bindings to read it"
     return text.decode() if not failed and text else "the driver gives no reason"
 
 

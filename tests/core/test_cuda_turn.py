@@ -1,0 +1,185 @@
+"""One at a time: a token instead of a lock, and a launcher that holds it."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorplay_core.drivers.cuda import topology
+from tensorplay_core.drivers.cuda.captures import Branches
+from tensorplay_core.drivers.cuda.executable import _launcher
+from tensorplay_core.drivers.cuda.turn import Turn
+from tensorplay_core.topology import Node, Topology
+
+
+def test_a_turn_is_one_threads_at_a_time() -> None:
+    turn, inside, most, failed = Turn(), [0], [0], []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                with turn:
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                    time.sleep(0)
+                    inside[0] -= 1
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (failed, most) == ([], [1])
+
+
+def test_a_turn_ends_with_its_block_even_if_that_fails() -> None:
+    turn = Turn()
+    with pytest.raises(KeyError), turn:
+        raise KeyError
+    turn.take()
+    with pytest.raises(IndexError):
+        turn.take()
+
+
+def test_giving_back_twice_makes_no_second_turn() -> None:
+    turn = Turn()
+    turn.give(None)
+    turn.give(None)
+    turn.take()
+    with pytest.raises(IndexError):
+        turn.take()
+
+
+class Launches:
+    """A launcher over a fake driver."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any]] = []
+        self.code: Any = 0
+        self.current = 3
+        self.turn = Turn()
+        executable: Any = SimpleNamespace(
+            mended=lambda code: code == 201 and self.mend(), fail=self.fail
+        )
+        work: Any = SimpleNamespace(native=SimpleNamespace(CUstream=lambda handle: ["s", handle]))
+        self.launch, self.target, self.rebind = _launcher(
+            work, "exec", self.call, self.turn, lambda: self.current, executable
+        )
+
+    def call(self, native: Any, target: Any) -> tuple[Any]:
+        self.calls.append((native, target))
+        return (self.code,)
+
+    def mend(self) -> bool:
+        self.code = 0
+        return True
+
+    def fail(self, code: Any, call: str) -> None:
+        raise KeyError(code, call)
+
+
+def test_a_launch_goes_to_the_current_stream_or_to_the_one_named() -> None:
+    made = Launches()
+    made.launch()
+    made.current = 4
+    made.launch()
+    stream = SimpleNamespace(__cuda_stream__=lambda: (0, 9))
+    made.launch(stream)
+    made.launch(stream)
+    made.launch(9)
+    made.launch(stream=5)
+    made.launch(0)
+    assert [target[1] for _, target in made.calls] == [3, 4, 9, 9, 9, 5, 0]
+    assert {native for native, _ in made.calls} == {"exec"}
+
+
+def test_one_stream_is_one_native_object() -> None:
+    made = Launches()
+    for stream in (None, 3, SimpleNamespace(__cuda_stream__=lambda: (0, 3))):
+        made.launch(stream)
+    assert len({id(target) for _, target in made.calls}) == 1
+    assert made.target(3) is made.calls[0][1]
+
+
+def test_streams_long_gone_are_forgotten() -> None:
+    made = Launches()
+    for handle in range(1000):
+        made.launch(handle)
+    made.launch(3)
+    assert made.calls[-1][1] == ["s", 3]
+
+
+def test_a_failed_launch_raises_and_gives_its_turn_back() -> None:
+    made = Launches()
+    made.code = 700
+    with pytest.raises(KeyError) as caught:
+        made.launch()
+    assert caught.value.args == (700, "cuGraphLaunch")
+    made.turn.take()
+
+
+def test_a_thread_without_a_context_launches_again_once_it_has_one() -> None:
+    made = Launches()
+    made.code = 201
+    made.launch()
+    assert len(made.calls) == 2
+
+
+def test_a_call_that_raises_gives_its_turn_back() -> None:
+    made = Launches()
+
+    def refuse(*_: object) -> Any:
+        raise KeyError
+
+    made.rebind(refuse)
+    with pytest.raises(KeyError):
+        made.launch()
+    made.turn.take()
+
+
+def test_a_launch_waits_for_its_turn() -> None:
+    made = Launches()
+    made.turn.take()
+    other = threading.Thread(target=made.launch)
+    other.start()
+    time.sleep(0.01)
+    assert made.calls == []
+    made.turn.give(None)
+    other.join()
+    assert len(made.calls) == 1
+
+
+# what a graph is told to contain
+
+
+@pytest.mark.parametrize(
+    ("name", "readable"),
+    [
+        (b"plain_name", "plain_name"),
+        (b"_Z3addPfS_i", "add(float*, float*, int)"),
+        (b"_ZN2at6native4copyIfEEvPT_", "void at::native::copy<float>(float*)"),
+        (b"_Znonsense!", "_Znonsense!"),
+    ],
+)
+def test_kernel_names_are_demangled(name: bytes, readable: str) -> None:
+    assert topology._demangled(name) == readable
+
+
+def test_differences_of_graphs_are_counted_by_kind() -> None:
+    def shape(*kinds: str) -> Topology:
+        nodes = [Node(index=place, kind=kind, name=kind) for place, kind in enumerate(kinds)]
+        return Topology(nodes=tuple(nodes))
+
+    assert topology.count_differences(shape("kernel"), shape("kernel")) == []
+    assert topology.count_differences(
+        shape("kernel", "memset", "memset"), shape("kernel", "memcpy", "kernel")
+    ) == ["kernel: 1 before, 2 after", "memcpy: 0 before, 1 after", "memset: 2 before, 0 after"]
+
+
+def test_bodies_are_remembered_by_role() -> None:
+    known = Branches("if", (("then", "g1"), ("else", "g2")))
+    assert [role for role, _ in known.bodies] == ["then", "else"]
