@@ -162,14 +162,18 @@ def gpu(session: nox.Session) -> None:
     """
     runs = {
         "tests": ("-m", "gpu", "tests"),
-        "conformance": (*SUITE, "--tensorplay-driver=cuda", "--tensorplay-driver=torch"),
+        "conformance": (
+            *SUITE,
+            *(f"--tensorplay-driver={name}" for name in ("cuda", "torch", "cupy")),
+        ),
     }
     if not gpus():
         for arguments in runs.values():
             print("python -m pytest", *arguments)
         session.error("there is no NVIDIA GPU here; the commands above are for a machine with one")
     if not isinstance(session.virtualenv, PassthroughEnv):
-        local = packages("torch", "adapt") + packages("core", "cupy", extras="[cuda13]")
+        local = packages("torch", "adapt") + packages("core", extras="[cuda13]")
+        local += packages("cupy", extras="[cuda13,linalg]")
         install(session, *local, *group("test"))
     reports = pathlib.Path(session.create_tmp()).resolve()
     failed = []

@@ -62,12 +62,12 @@ def test_preparing_runs_nothing():
         nonlocal state
         state += x
 
-    step.prepare(cp.ones(4))
+    assert step.prepare(cp.ones(4)) is step
     assert (state == 0).all()
     step(cp.full(4, 3.0))
     assert (state == 3).all()
-    with pytest.raises(tp.SignatureMismatch):
-        step.prepare(cp.ones(5))
+    with pytest.raises(tp.GraphStateError):
+        step.prepare(cp.ones(4))
 
 
 def test_other_arguments_are_refused_with_their_paths():
@@ -85,7 +85,7 @@ def test_other_arguments_are_refused_with_their_paths():
             made(*args)
         assert any(words in line for line in caught.value.differences)
     assert (made(cp.ones(4), {"k": 2}) == 2).all()
-    made.reset()
+    made.release()
     assert (made(cp.ones(5), {"k": 3}) == 3).all()
 
 
@@ -143,3 +143,19 @@ def test_strided_arguments_and_results():
     for seed in range(3):
         x = cp.asarray(numpy.random.default_rng(seed).random((8, 12)))[:, ::2]
         cp.testing.assert_array_equal(made(x), x.T)
+
+
+def test_methods_are_graphs_of_their_instances():
+    class Model:
+        def __init__(self, factor):
+            self.factor = cp.full(4, factor)
+
+        @tp.graphed
+        def scale(self, x):
+            return x * self.factor
+
+    one, two = Model(2.0), Model(3.0)
+    for value in (1.0, 5.0):
+        x = cp.full(4, value)
+        assert (one.scale(x) == 2 * value).all()
+        assert (two.scale(x) == 3 * value).all()

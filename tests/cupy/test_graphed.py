@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from tensorplay_core.errors import ArgumentTypeError
-from tensorplay_cupy import Graphed, graphed
+from tensorplay_cupy import GraphedFunction, graphed
 from tensorplay_cupy.graphed import _arguments, _path
 
 
@@ -17,20 +17,20 @@ def double(x, *, factor=2):
 
 def test_it_wraps_the_function():
     made = graphed(double)
-    assert isinstance(made, Graphed)
+    assert isinstance(made, GraphedFunction)
     assert made.__name__ == "double"
     assert made.__doc__ == "Twice."
     assert made.__wrapped__ is double
     assert "double" in repr(made)
     assert "not captured yet" in repr(made)
     assert made.cuda_graph is None
-    made.reset()
-    made.close()
+    assert made.original is double
+    made.release()
 
 
 def test_it_takes_options():
     made = graphed(pool=None, capture_error_mode="relaxed")(double)
-    assert isinstance(made, Graphed)
+    assert isinstance(made, GraphedFunction)
     assert made.__wrapped__ is double
 
 
@@ -73,3 +73,23 @@ def test_arrays_are_told_from_constants(fake):
 )
 def test_paths_are_those_of_the_call(path, named):
     assert _path(path) == named
+
+
+class Model:
+    """With a method that is a graph of each instance."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    @graphed
+    def scale(self, x):
+        return x * self.factor
+
+
+def test_a_method_is_a_graph_of_each_instance():
+    one, two = Model(1), Model(2)
+    assert isinstance(Model.scale, GraphedFunction)
+    assert one.scale is one.scale
+    assert one.scale is not two.scale
+    assert one.scale.original.__self__ is one
+    assert one.scale.original(3) == 3

@@ -7,8 +7,8 @@ CuPy before it is used. CuPy work is not rehearsed on a CPU: without a GPU nothi
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
+import importlib
+import types
 
 from tensorplay_core import (
     ArgumentError,
@@ -43,7 +43,7 @@ from tensorplay_core import (
     export_dot,
 )
 
-from .graphed import Graphed, graphed
+from .graphed import GraphedFunction, graphed
 from .graphs import (
     CUDAGraph,
     cond,
@@ -61,7 +61,7 @@ __all__ = [
     "CUDAGraph",
     "graph",
     "graphed",
-    "Graphed",
+    "GraphedFunction",
     "is_current_stream_capturing",
     "host_callback",
     "export_dot",
@@ -105,8 +105,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> types.ModuleType:
     """``tensorplay_cupy.linalg`` and ``.random``, imported when they are first asked for."""
     if name in ("linalg", "random"):
-        return import_module(f"{__name__}.{name}")
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

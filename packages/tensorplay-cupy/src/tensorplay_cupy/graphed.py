@@ -6,11 +6,13 @@ import re
 import threading
 from collections.abc import Callable
 from functools import update_wrapper
+from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from tensorplay_core.errors import (
     ArgumentTypeError,
     CaptureError,
+    GraphStateError,
     OperationRefused,
     SignatureMismatch,
 )
@@ -21,14 +23,16 @@ from .graphs import CUDAGraph, graph
 from .refusals import refusing
 from .trees import Tree, flatten
 
-__all__ = ["Graphed", "graphed"]
+__all__ = ["GraphedFunction", "graphed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Graphed(Generic[P, R]):
-    """A function as one graph; see ``graphed``.
+class GraphedFunction(Generic[P, R]):
+    """What ``graphed`` returns: call it as the function.
+
+    As a method of a class it serves each instance by a graph of its own.
 
     Attributes:
         cuda_graph: The graph, once it was captured; for ``topology``, ``memory``, pictures.
@@ -40,7 +44,8 @@ class Graphed(Generic[P, R]):
         update_wrapper(self, function)
         self._function, self._pool, self._mode = function, pool, capture_error_mode
         self._lock = threading.RLock()
-        self.reset()
+        self._attribute = ""
+        self._forget()
 
     def __repr__(self) -> str:
         name = getattr(self._function, "__qualname__", repr(self._function))
@@ -66,35 +71,59 @@ class Graphed(Generic[P, R]):
                     return self._first(arrays, tree)
         return self._replay(arrays, tree)
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Captures for arguments like these without running anything.
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> GraphedFunction[P, R]:
+        """Captures for arguments like these without running anything; returns this object.
 
         What has to be set up (compiled, planned) by a first run makes it fail: then call once.
 
-        Raises: as a call.
+        Raises:
+            GraphStateError: It is captured already.
+            OperationRefused: CuPy refuses what it does.
+            ArgumentTypeError: As a call.
         """
         arrays, tree = _arguments(args, kwargs)
         with self._lock:
-            if self._plan is None:
-                self._capture([_static(array) for array in arrays], arrays, tree)
-                return
-            found = self._captured[1].differences(tree)
-            found = found or self._unlike([_dense(array) for array in arrays])
-        if found:
-            raise self._mismatch(found)
+            if self._plan is not None:
+                raise GraphStateError(
+                    doing="preparing",
+                    subject=repr(self),
+                    met="it is captured already",
+                    remedy="Call release() first.",
+                )
+            self._capture([_static(array) for array in arrays], arrays, tree)
+        return self
 
-    def reset(self) -> None:
+    def release(self) -> None:
         """Ends the graph; the next call captures anew, for its own arguments. Idempotent."""
         with self._lock:
-            before: CUDAGraph | None = getattr(self, "cuda_graph", None)
-            self.cuda_graph: CUDAGraph | None = None
-            self._plan: StagePlan | None = None
-            self._captured: tuple[list[ArrayFacts], Tree] = ([], Tree((), ()))
-            self._results = Tree((), ())
-            if before is not None:
-                before.close()
+            before = self.cuda_graph
+            self._forget()
+        if before is not None:
+            before.close()
 
-    close = reset
+    @property
+    def original(self) -> Callable[P, R]:
+        """The function without a graph."""
+        return self._function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        bound = GraphedFunction(MethodType(self._function, instance), self._pool, self._mode)
+        attributes = getattr(instance, "__dict__", None)
+        if attributes is None or not self._attribute:
+            return bound
+        # From now on the instance's own attribute is found in place of the class's.
+        return attributes.setdefault(self._attribute, bound)
+
+    def _forget(self) -> None:
+        self.cuda_graph: CUDAGraph | None = None
+        self._plan: StagePlan | None = None
+        self._captured: tuple[list[ArrayFacts], Tree] = ([], Tree((), ()))
+        self._results = Tree((), ())
 
     def _first(self, arrays: list[Any], tree: Tree) -> R:
         """The first call: eager, on buffers of its own, then the capture."""
@@ -163,23 +192,23 @@ class Graphed(Generic[P, R]):
         return SignatureMismatch(
             differences=map(_path, found),
             subject=repr(self),
-            remedy="Pass arguments like those captured, or reset() it to capture for these.",
+            remedy="Pass arguments like those captured, or release() it to capture for these.",
         )
 
 
 @overload
-def graphed(function: Callable[P, R], /) -> Graphed[P, R]: ...
+def graphed(function: Callable[P, R], /) -> GraphedFunction[P, R]: ...
 @overload
 def graphed(
     *, pool: object = None, capture_error_mode: CaptureMode = "global"
-) -> Callable[[Callable[P, R]], Graphed[P, R]]: ...
+) -> Callable[[Callable[P, R]], GraphedFunction[P, R]]: ...
 def graphed(
     function: Callable[P, R] | None = None,
     /,
     *,
     pool: object = None,
     capture_error_mode: CaptureMode = "global",
-) -> Graphed[P, R] | Callable[[Callable[P, R]], Graphed[P, R]]:
+) -> GraphedFunction[P, R] | Callable[[Callable[P, R]], GraphedFunction[P, R]]:
     """Makes a function of CuPy arrays one graph, captured at its first call.
 
     ::
@@ -203,11 +232,12 @@ def graphed(
         capture_error_mode: As in ``graph``.
 
     Returns:
-        A ``Graphed``, called as the function; ``prepare`` captures ahead, ``reset`` ends the graph.
+        A ``GraphedFunction``, called as the function; ``prepare`` captures ahead, ``release``
+        ends the graph.
     """
     if function is not None:
-        return Graphed(function, pool, capture_error_mode)
-    return lambda given: Graphed(given, pool, capture_error_mode)
+        return GraphedFunction(function, pool, capture_error_mode)
+    return lambda given: GraphedFunction(given, pool, capture_error_mode)
 
 
 def _is_array(value: Any) -> bool:
