@@ -317,3 +317,26 @@ def test_a_predicate_is_not_read_in_a_capture(plugin, monkeypatch, fake):
     with pytest.raises(OperationRefused) as caught:
         plugin.tensorplay_conditional_read(fake((1,), "?"))
     assert caught.value.where.startswith(__file__)
+
+
+def test_an_error_that_is_kept_keeps_no_arrays(plugin, beneath, fake):
+    import gc
+    import weakref
+
+    class Owner:
+        """Of memory."""
+
+    owner = Owner()
+    seen = weakref.ref(owner)
+    array = fake((4,), owner=owner)
+    kept = []
+    for place in ("begin", "mentioned", "end"):
+        beneath.failing = {place: CaptureInvalidated(doing="a", subject="b", met="c", remedy="d")}
+        with pytest.raises(CaptureInvalidated) as caught:
+            plugin.tensorplay_graph_end(begin(plugin))
+        kept.append(caught.value)
+    del array, owner
+    beneath.failing, beneath.kept = {}, []
+    gc.collect()
+    assert seen() is None
+    assert all(one.__traceback__ is not None for one in kept)

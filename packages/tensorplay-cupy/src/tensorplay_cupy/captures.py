@@ -46,10 +46,10 @@ class CupyCapture:
         inner: The same capture, as the CUDA driver knows it.
         allocator: Where captured work gets memory.
         options: How it is made.
-        operands: What it may use; None if nobody is to look.
         adopted: Another library began it and will end it.
 
     Attributes:
+        operands: What captured work may use; None if nobody is to look.
         plans: The cuFFT plans it has taken.
         callbacks: Host functions that it calls, with their arguments.
         bodies: Bodies entered and not left, the innermost last (of the outermost capture only).
@@ -64,13 +64,12 @@ class CupyCapture:
         inner: Capture,
         allocator: PoolAllocator,
         options: CaptureOptions,
-        operands: Operands | None = None,
         *,
         adopted: bool = False,
     ) -> None:
         self.adopted = adopted
         self.device, self.inner, self.allocator, self.options = device, inner, allocator, options
-        self.operands = operands
+        self.operands: Operands | None = None
         self.plans = Plans()
         self.callbacks: list[Any] = []
         self.bodies: list[CupyBody] = []

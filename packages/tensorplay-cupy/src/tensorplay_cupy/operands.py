@@ -46,6 +46,10 @@ class Operands:
     def __init__(self) -> None:
         self._before = list(_arrays(gc.get_objects()))
 
+    def forget(self) -> None:
+        """Lets go of all of them."""
+        self._before = []
+
     def all(self, born: set[int]) -> list[Operand]:
         """Every array that was alive when the capture began, and those made since.
 

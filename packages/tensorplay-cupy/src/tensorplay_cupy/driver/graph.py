@@ -56,13 +56,14 @@ class Graphs(Pools):
         plans.watch(captures.innermost)
         libraries.prepare(device)
         self._settle()
-        looking = options.track_operands or options.check_input_liveness
-        operands = Operands() if looking else None
         inner = runtime.graph_begin(device, stream, pool, mode, options)
-        capture = CupyCapture(device, inner, PoolAllocator(self.base), options, operands)
+        capture = CupyCapture(device, inner, PoolAllocator(self.base), options)
         try:
+            if options.track_operands or options.check_input_liveness:
+                capture.operands = Operands()
             capture.enter(chosen)
         except BaseException as error:
+            capture.operands = None
             runtime.graph_abort(inner, error)
             raise
         return capture
@@ -124,6 +125,9 @@ class Graphs(Pools):
         except DriverCallFailed:
             # A node that cannot be read may use anything.
             return looking.all(born)
+        finally:
+            # What is raised keeps this frame alive, and would keep every array of the process.
+            looking.forget()
 
     @hookimpl
     def tensorplay_graph_abort(self, capture: CupyCapture, error: BaseException | None) -> None:
