@@ -474,7 +474,7 @@ def test_topology_names_kernels_copies_and_sizes(cuda: Cuda) -> None:
         bench.add_(x, 1.0)
         bench.copy_(y, x)
         cuda.driver.fill(x, 0)
-        with made.if_else(flag) as (then, _), then:
+        with made.if_then(flag):
             bench.add_(x, y)
     told = made.topology
     kinds = [node.kind for node in told.nodes]
@@ -486,9 +486,8 @@ def test_topology_names_kernels_copies_and_sizes(cuda: Cuda) -> None:
     assert copied.attributes["bytes"] == filled.attributes["bytes"] == 1200
     assert setter.name == "tensorplay_set_condition"
     assert branch.name == "if"
-    assert [body.role for body in branch.bodies] == ["then", "else"]
-    assert [node.name for node in branch.bodies[0].topology.nodes] == ["add_array"]
-    assert branch.bodies[1].topology.nodes == ()
+    assert [body.role for body in branch.bodies] == ["then"]
+    assert "add_array" in [node.name for node in branch.bodies[0].topology.nodes]
     assert told.edges == ((0, 1), (1, 2), (2, 3), (3, 4))
 
 
