@@ -660,3 +660,16 @@ def test_in_graph_says_by_name_what_it_refuses(device):
     module(x).sum().backward(create_graph=True)
     with pytest.raises(tp.GraphStateError, match="differentiating twice"):
         x.grad.sum().backward()
+
+
+@GRADS
+def test_parameters_changed_between_forward_and_backward(device, param_grads):
+    """Eager refuses it; a replay would read the new values, as if they had been there before."""
+    module = mlp(device)
+    tp.make_graphed_callables(module, (leaf(device),), param_grads=param_grads)
+    loss = module(leaf(device)).square().sum()
+    with torch.no_grad():
+        module[2].weight.add_(1)
+    with pytest.raises(tp.StaleGraph, match="changed in place since the forward: parameter '2.wei"):
+        loss.backward()
+    module(leaf(device)).square().sum().backward()

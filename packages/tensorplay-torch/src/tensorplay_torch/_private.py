@@ -57,6 +57,23 @@ def _guards() -> Private:
     return Private(TensorGuards, lost, cuda=False)
 
 
+def _skip_code() -> Private:
+    lost = "torch.compile of a model that holds a graphed callable may trace into it and fail"
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:
+        return Private(None, lost, cuda=False)
+
+    def skip_code(code: Any) -> None:
+        set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+    return Private(skip_code, lost, cuda=False)
+
+
 PRIVATE: dict[str, Private] = {
     "current_raw_stream": _find(
         "_cuda_getCurrentRawStream", "replays on the current stream cost 5 µs more"
@@ -78,6 +95,7 @@ PRIVATE: dict[str, Private] = {
         "_host_emptyCache", "cached pinned memory is not freed before a capture"
     ),
     "tensor_guards": _guards(),
+    "skip_code": _skip_code(),
     "disable_torch_function": _find(
         "DisableTorchFunction", "no capture can look at its operations", cuda=False
     ),

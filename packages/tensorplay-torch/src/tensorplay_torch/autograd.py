@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 
-from tensorplay_core.errors import GraphStateError, SignatureMismatch
+from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
 
 from ._private import required
 from .arguments import Arguments
@@ -16,6 +18,9 @@ from .passes import Backward
 from .slots import Slot, choose
 
 __all__ = ["TrainingCall"]
+
+
+_version = attrgetter("_version")
 
 
 class GraphedCall(torch.autograd.Function):
@@ -91,6 +96,8 @@ class TrainingCall:
         self._fixed = [n for n in total if n not in self._differentiable]
         self._single = len(total) == 1
         leaves = [leaf for leaf in forward.leaves if leaf.real is not None]
+        self._read = [leaf.real for leaf in leaves]
+        self._names = [leaf.name for leaf in leaves]
         if in_graph:
             # Stands for the parameters: it lets the outputs require grad, and gets none itself.
             self._leaves: tuple[Any, ...] = (torch.zeros((), requires_grad=True),)
@@ -129,6 +136,8 @@ class TrainingCall:
             inputs = self._arguments.take(args, kwargs)
         if requirements(inputs) != self._requires:
             raise self._arguments.mismatch(args, kwargs)
+        if self._in_graph and _inside_ddp():
+            raise self._refused_under_ddp()
         try:
             owned = _apply(self, *inputs, *self._leaves)
         except SignatureMismatch as error:
@@ -145,6 +154,7 @@ class TrainingCall:
             results = slot.forward.run(tensors[: self._count])
             ctx.ticket = slot.issue(chain.launched(slot.place))
         ctx.slot = slot
+        ctx.versions = list(map(_version, self._read))
         if self._alias:
             results = self._aliases[id(slot)]()
         ctx.set_materialize_grads(False)
@@ -163,6 +173,8 @@ class TrainingCall:
         """
         if torch.is_autocast_enabled(self._device):
             raise self._refused_under_autocast()
+        if list(map(_version, self._read)) != ctx.versions:
+            raise self._refused_changed(ctx.versions)
         if self._in_graph and not self._will_execute(ctx.next_functions[-1][0]):
             raise self._refused_partial()
         given = grads if self._single else [grads[n] for n in self._differentiable]
@@ -208,6 +220,27 @@ class TrainingCall:
             remedy="Call backward() outside of the autocast block.",
         )
 
+    def _refused_changed(self, before: list[int]) -> StaleGraph:
+        now = map(_version, self._read)
+        names = [
+            name for name, new, old in zip(self._names, now, before, strict=True) if new != old
+        ]
+        return StaleGraph(
+            doing="running the backward of",
+            subject=self._subject,
+            met=f"changed in place since the forward: {', '.join(names)}",
+            remedy="Step the optimizer after the backward; eager refuses this as well.",
+        )
+
+    def _refused_under_ddp(self) -> GraphStateError:
+        return GraphStateError(
+            doing="calling",
+            subject=self._subject,
+            met="it is part of a DistributedDataParallel module, whose reducer would see no "
+            "gradient of what is added inside the graph",
+            remedy="Graph it with param_grads='autograd'.",
+        )
+
     def _refused_partial(self) -> GraphStateError:
         return GraphStateError(
             doing="running the backward of",
@@ -216,6 +249,11 @@ class TrainingCall:
             "and with param_grads='in_graph' those of the parameters would be added all the same",
             remedy="Call backward(), or graph with param_grads='autograd'.",
         )
+
+
+def _inside_ddp() -> bool:
+    """True during the forward of a DistributedDataParallel module."""
+    return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None
 
 
 def _replayed(recorded: Backward, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

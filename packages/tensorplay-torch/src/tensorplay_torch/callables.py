@@ -16,6 +16,7 @@ from .candidate import Candidate
 from .group import Group
 from .serving import Graphed
 from .settings import Settings, checked_settings, unfit
+from .untraced import untraced
 
 __all__ = [
     "already_graphed",
@@ -279,6 +280,7 @@ def _refuse_under_ddp(function: Any, settings: Settings) -> None:
 def _function(graphed: Graphed) -> Callable[..., Any]:
     """``graphed`` as a function, for those who were given one."""
 
+    @untraced
     @functools.wraps(graphed.original)
     def call(*args: Any, **kwargs: Any) -> Any:
         return graphed(*args, **kwargs)
@@ -286,5 +288,4 @@ def _function(graphed: Graphed) -> Callable[..., Any]:
     call.graphed = graphed  # type: ignore[attr-defined]
     call.original = graphed.original  # type: ignore[attr-defined]
     call.release = graphed.release  # type: ignore[attr-defined]
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call

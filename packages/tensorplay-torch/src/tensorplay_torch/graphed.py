@@ -22,6 +22,7 @@ from .nesting import inside
 from .serving import CallCounts, Graphed
 from .settings import Settings, checked_settings
 from .structure import structure_of
+from .untraced import untraced
 
 __all__ = ["GraphedFunction", "graphed"]
 
@@ -50,6 +51,7 @@ class GraphedFunction:
         self._attribute = ""
         self._lock = threading.RLock()
 
+    @untraced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays the function for these arguments; the first call captures it for them.
 
@@ -64,8 +66,6 @@ class GraphedFunction:
                 return self._function(*args, **kwargs)
             serving = self._prepared(args, kwargs)
         return serving(*args, **kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphedFunction:
         """Captures the function for calls with arguments like these; returns this object.

@@ -15,6 +15,7 @@ from .calls import Call
 from .candidate import Candidate, forward_of
 from .group import Group
 from .nesting import inside
+from .untraced import untraced
 
 __all__ = ["CallCounts", "Graphed"]
 
@@ -65,6 +66,7 @@ class Graphed:
         state = "released" if self._entries.released else f"graphed on {self._device}"
         return f"<{self.candidate.subject}, {state}, {self.counts}>"
 
+    @untraced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays the callable for these arguments.
 
@@ -96,9 +98,6 @@ class Graphed:
         result = call(args, kwargs)
         self._replayed += 1
         return result
-
-    # torch.compile is not to trace into it: it would record launches as if they were Python.
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def release(self) -> None:
         """Ends the graphs and gives back their memory. Idempotent."""

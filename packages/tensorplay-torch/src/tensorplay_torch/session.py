@@ -115,6 +115,8 @@ class Session:
         return made
 
     def _call(self, candidate: Candidate, is_born: Callable[[torch.Tensor], bool]) -> None:
+        # Autocast's casts of parameters have a history, which is an earlier call's.
+        torch.clear_autocast_cache()
         since = history_begins()
         outputs = Outputs(
             candidate.run(candidate.arguments.tensors),

@@ -1,10 +1,10 @@
 """Notices that what a graph depends on beside its inputs is not what it was at the capture.
 
 A graph reads parameters and buffers where they were. Looking at all of them would cost more than
-the launch, so each call looks at a few, in turn: three times out of four at a parameter, else at a
-buffer, a submodule's mode or its hooks. Whatever moves all parameters at once (``.to()``,
-``load_state_dict(assign=True)``, ``requires_grad_()``) is noticed by the second call after it, and
-the change of a single one after as many calls as a round takes.
+the launch, so each call looks at some in turn: one without gradients, eight with. Whatever changes
+all parameters at once (``.to()``, ``load_state_dict(assign=True)``, ``requires_grad_()``,
+``torch.func.functional_call``) is noticed by the next call, and a single one after as many calls as
+a round takes. Every fourth look is followed by one at a buffer, a submodule's mode or its hooks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .reached import Reached
 
 __all__ = ["Watch"]
 
-PARAMETERS_IN_A_ROW = 3
+SELDOM = 4
+"""A buffer, mode or hook is looked at after so many looks at parameters."""
 
 
 class _Entry:
@@ -91,19 +92,16 @@ class Watch:
         subject: str,
     ) -> None:
         self._subject = subject
-        self._entries = _interleaved(
-            [*_tensors(reached, "_parameters", "parameter"), *_loose(others)],
-            [*_tensors(reached, "_buffers", "buffer"), *_modes(reached, hooks_outside)],
-        )
-        self._next = 0
-        self._count = len(self._entries)
+        often = [*_tensors(reached, "_parameters", "parameter"), *_loose(others)]
+        seldom = [*_tensors(reached, "_buffers", "buffer"), *_modes(reached, hooks_outside)]
+        self._often, self._seldom = often or seldom, seldom
+        self._next = self._next_seldom = 0
 
     def look(self, times: int) -> bool:
         """Looks at the next few; True if one of them changed."""
-        entries, place, count = self._entries, self._next, self._count
-        if not count:
-            return False
-        for _ in range(times):
+        entries, place = self._often, self._next
+        count = len(entries)
+        for _ in range(times if times < count else count):
             entry = entries[place]
             value = entry.value
             if entry.container.get(entry.key) is not value or (
@@ -112,14 +110,24 @@ class Watch:
             ):
                 return True
             place += 1
+            if (place == count or not place % SELDOM) and self._seldom and self._look_seldom():
+                return True
             if place == count:
                 place = 0
         self._next = place
         return False
 
+    def _look_seldom(self) -> bool:
+        place = self._next_seldom
+        if self._seldom[place].changed:
+            return True
+        self._next_seldom = (place + 1) % len(self._seldom)
+        return False
+
     def error(self) -> StaleGraph:
         """The error that names everything that changed."""
-        met = dict.fromkeys(entry.met() for entry in self._entries if entry.changed)
+        entries = [*self._often, *self._seldom]
+        met = dict.fromkeys(entry.met() for entry in entries if entry.changed)
         return StaleGraph(
             doing="calling",
             subject=self._subject,
@@ -152,17 +160,3 @@ def _modes(reached: Reached, hooks_outside: bool) -> Iterator[_Entry]:
             yield _Entry(vars(module), "training", module.training, f"{path}.training")
         if id(module) not in outermost or not hooks_outside:
             yield _Entry(_Hooks(module), None, False, f"{path} having hooks")
-
-
-def _interleaved(often: list[_Entry], seldom: list[_Entry]) -> list[_Entry]:
-    if not often or not seldom:
-        return often or seldom
-    schedule: list[_Entry] = []
-    place = 0
-    rounds = max(len(seldom), -(-len(often) // PARAMETERS_IN_A_ROW))
-    for number in range(rounds):
-        for _ in range(PARAMETERS_IN_A_ROW):
-            schedule.append(often[place % len(often)])
-            place += 1
-        schedule.append(seldom[number % len(seldom)])
-    return schedule
