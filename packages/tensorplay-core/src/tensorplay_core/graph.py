@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 from . import reclaim, registry
 from .errors import ArgumentTypeError
 from .inspection import InspectionMethods
-from .protocols import Device, Executable, StagePlan, Update
+from .pool import SharedPool
+from .protocols import Device, Executable, StagePlan, Template, Update
 from .runtime import Runtime, select
 from .staging import ConvertingStage
 
@@ -45,6 +48,7 @@ class CUDAGraph(InspectionMethods):
         self._closed = False
         self._lock = threading.RLock()
         self._generators: tuple[object, ...] = ()
+        self._references = 0
         self._forget()
         self._serial = registry.register(self)
 
@@ -64,7 +68,8 @@ class CUDAGraph(InspectionMethods):
             before, self._executable = self._executable, executable
             self._staged = None
             # The driver's closure itself, not a method around it: each frame costs 50 ns a replay.
-            self.__dict__["replay"] = executable.launch
+            launch = self.__dict__["replay"] = executable.launch
+            self._references = sys.getrefcount(launch)
         if before is not None:
             reclaim.dispose(before.close)
 
@@ -216,13 +221,9 @@ class CUDAGraph(InspectionMethods):
                 if self._thread != threading.get_ident():
                     raise self._wrong_state("resetting", "End the capture in its thread first.")
                 self._abort(None)
-            executable, template, shared = self._executable, self._template, self._shared_pool
+            parts = self._executable, self._template, self._shared_pool
             self._forget()
-        for part in (executable, template):
-            if part is not None:
-                reclaim.dispose(part.close)
-        if shared is not None:
-            shared.release()
+        _let_go(*parts)
 
     def close(self) -> None:
         """Ends the graph for good. Idempotent, in any order, from any thread.
@@ -234,9 +235,28 @@ class CUDAGraph(InspectionMethods):
             self._closed = True
 
     def __del__(self) -> None:
-        # A graph that never finished __init__ has no lock; there is nothing to end then.
-        if "_lock" in self.__dict__:
+        if "_lock" not in self.__dict__:  # It never finished __init__: there is nothing to end.
+            return
+        launch = self.__dict__.get("replay")
+        if launch is not None and sys.getrefcount(launch) > self._references:
+            # `make().replay()`, or a `g.replay` that was kept: its holder means to launch it yet.
+            end = weakref.finalize(
+                self._executable, _let_go, None, self._template, self._shared_pool
+            )
+            end.atexit = False
+        else:
             self.close()
+
+
+def _let_go(
+    executable: Executable | None, template: Template | None, shared: SharedPool | None
+) -> None:
+    """Ends the parts of a graph, now or once no capture is live."""
+    for part in (executable, template):
+        if part is not None:
+            reclaim.dispose(part.close)
+    if shared is not None:
+        shared.release()
 
 
 def is_current_stream_capturing(*, driver: str | None = None) -> bool:

@@ -27,6 +27,24 @@ class _Owned:
 # states
 
 
+def test_a_graph_that_nobody_keeps_replays_once(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0])
+    facade.record(lambda: workbench.add_(total, 1.0)).replay()
+    assert workbench.read(total) == [1.0]
+
+
+def test_a_replay_that_was_kept_outlives_its_graph(workbench: Workbench, facade: Facade) -> None:
+    total = workbench.buffer([0.0])
+    before = workbench.live_bytes()
+    replay = facade.record(lambda: workbench.add_(workbench.double(total), 1.0)).replay
+    churn(workbench)
+    for _ in range(3):
+        replay()
+    workbench.synchronize()
+    del replay
+    assert workbench.live_bytes() == before
+
+
 def test_a_graph_may_capture_again_after_a_reset(workbench: Workbench, facade: Facade) -> None:
     total, made = workbench.buffer([0.0]), facade.new()
     for step in (1.0, 10.0, 100.0):
