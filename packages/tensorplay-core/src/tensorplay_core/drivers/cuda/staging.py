@@ -166,6 +166,10 @@ class StagedLaunch:
             remedy="Inside a capture use replay(); stage into the graph that is being captured.",
         )
 
+    def rewrite(self, node: Any, parameters: Any) -> None:
+        """Gives a kernel node other parameters. Called in the executable's turn."""
+        self._launch.rewrite(node, parameters)
+
     def close(self) -> None:
         """Waits for its launches and ends them. The executable does it when it closes."""
         self._launch.close()

@@ -169,6 +169,9 @@ class Beside:
                     return code
         return 0
 
+    def rewrite(self, node: Any, parameters: Any) -> None:
+        """Nothing: what is launched is the graph's own executable."""
+
     def close(self) -> None:
         """Nothing of its own to end."""
 
@@ -282,6 +285,12 @@ class Embedded:
             with self._work.activated(self._device):
                 return self._launch(self._native, target)[0]
         return self._launch(self._native, target)[0]
+
+    def rewrite(self, node: Any, parameters: Any) -> None:
+        """Gives its copy of a node of the graph other parameters, from the next launch on."""
+        about = "a staged executable"
+        copied = self._work.cu.cuGraphNodeFindInClone(node, self._graph, about=about)
+        self._work.cu.cuGraphExecKernelNodeSetParams(self._native, copied, parameters, about=about)
 
     def close(self) -> None:
         """Waits for its launches, then destroys the executable and its graph. Idempotent."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.protocols import Update
 
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
     from .work import Work
 
 __all__ = ["update"]
+
+_RESULTS = (
+    "SUCCESS",
+    "ERROR",
+    "ERROR_TOPOLOGY_CHANGED",
+    "ERROR_NODE_TYPE_CHANGED",
+    "ERROR_FUNCTION_CHANGED",
+    "ERROR_PARAMETERS_CHANGED",
+    "ERROR_NOT_SUPPORTED",
+    "ERROR_UNSUPPORTED_FUNCTION_CHANGE",
+    "ERROR_ATTRIBUTES_CHANGED",
+)
+"""``CUgraphExecUpdateResult`` by value."""
 
 _REASONS = {
     "ERROR": "the driver gives no reason",
@@ -45,26 +59,48 @@ def update(work: Work, executable: CudaExecutable, template: CudaTemplate) -> Up
         watching = template.owned.watched or executable.template.owned.watched
         if watching:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
-        code, told = work.cu.raw("cuGraphExecUpdate")(executable.native, graph)
+        code = work.cu.raw("cuGraphExecUpdate")(executable.native, graph)[0]
         if not code:
             executable.adopt(template)
             return Update(in_place=True)
+        result, node = _told(executable.native, graph)
     if int(code) != UPDATE_FAILURE:
         raise failure(work.native, "cuGraphExecUpdate", int(code), about=executable.subject)
-    return Update(in_place=False, reason=_reason(work, executable.template, template, told))
+    reason = _reason(work, executable.template, template, result, node)
+    return Update(in_place=False, reason=reason)
 
 
-def _reason(work: Work, before: CudaTemplate, after: CudaTemplate, told: object) -> str:
-    found = []
-    result = getattr(told, "result", None)
-    if result is not None:
-        name = str(result.name).removeprefix("CU_GRAPH_EXEC_UPDATE_")
-        found.append(_REASONS.get(name, name.lower()))
-        node = int(getattr(told, "errorNode", None) or 0)
-        nodes = [int(one) for one in after.nodes]
-        if node in nodes:
-            place = nodes.index(node)
-            found.append(f"at node {place}, a {topology.kind_of(work, after.nodes[place])}")
+class _ResultInfo(ctypes.Structure):
+    """``CUgraphExecUpdateResultInfo``."""
+
+    _fields_ = (
+        ("result", ctypes.c_int),
+        ("error_node", ctypes.c_void_p),
+        ("error_from_node", ctypes.c_void_p),
+    )
+
+
+def _told(native: Any, graph: Any) -> tuple[str, int]:
+    """Why the driver refuses, and at which node: the bindings keep that to themselves.
+
+    The refused update is asked for once more, which changes as little as it did before.
+    """
+    try:
+        call = ctypes.CDLL("libcuda.so.1").cuGraphExecUpdate_v2
+    except (OSError, AttributeError):  # Elsewhere than on Linux.
+        return "", 0
+    info = _ResultInfo()
+    call(ctypes.c_void_p(int(native)), ctypes.c_void_p(int(graph)), ctypes.byref(info))
+    known = 0 < info.result < len(_RESULTS)
+    return _RESULTS[info.result] if known else "", int(info.error_node or 0)
+
+
+def _reason(work: Work, before: CudaTemplate, after: CudaTemplate, result: str, node: int) -> str:
+    found = [_REASONS[result]] if result in _REASONS else []
+    nodes = [int(one) for one in after.nodes]
+    if node in nodes:
+        place = nodes.index(node)
+        found.append(f"at node {place}, a {topology.kind_of(work, after.nodes[place])}")
     if not before.closed:
         shapes = [
             topology.read(work, one.graph, one.branches, label=one.subject)

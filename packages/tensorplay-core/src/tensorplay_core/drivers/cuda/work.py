@@ -21,6 +21,7 @@ from .contexts import Contexts, CudaDevice
 from .kernels import copy_ptx, predicate_ptx
 from .memory import Allocation, Memory
 from .modules import Arguments, Function, Module, extents
+from .parameters import LaunchParameters, parameters_of
 from .streams import LEGACY, Current, Event, Stream, handle_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ class Work(Contexts):
             return None
         info = self.cu.capture_info(handle, about=f"stream {handle:#x}")
         return self.captures.get(info.id) if info.status else None
+
+    def launch_parameters(self, node: Any) -> LaunchParameters | None:
+        """What a captured kernel node was given; None for a node of another kind."""
+        return parameters_of(self, node)
 
     def is_capturing(self, handle: int) -> bool:
         """True if a stream is capturing, whoever began it."""
