@@ -1,0 +1,252 @@
+"""What the CUDA driver does on which version, seen in its native calls. No GPU is needed."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorplay_core.discovery import load_card
+from tensorplay_core.drivers.cuda import floors, kernels, updating
+from tensorplay_core.drivers.cuda.arrays import DeviceArray
+from tensorplay_core.drivers.cuda.captures import Conditional, CudaCapture
+from tensorplay_core.drivers.cuda.conditional import Conditionals
+from tensorplay_core.drivers.cuda.contexts import CudaDevice
+from tensorplay_core.errors import ConditionalError, UnsupportedByDriver
+from tensorplay_core.protocols import ConditionalKind
+
+native = pytest.importorskip("cuda.bindings.driver")
+GPU = CudaDevice(0)
+
+
+class Driver:
+    """The bindings' types over calls that only note that they were made.
+
+    Attributes:
+        made: ``(name, arguments)`` of each call, in order.
+        answers: What a call returns beyond its result, by name.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.made: list[tuple[str, tuple[Any, ...]]] = []
+        self.frontier: list[Any] = []
+        self.serial = 100
+        self.answers: dict[str, Callable[..., Any]] = {
+            "cuDriverGetVersion": lambda: version,
+            "cuDeviceGetCount": lambda: 1,
+            "cuStreamGetCaptureInfo": lambda stream: (
+                1,
+                9,
+                "graph",
+                self.frontier,
+                [],
+                len(self.frontier),
+            ),
+            "cuGraphConditionalHandleCreate": lambda *_: self.next(),
+            "cuGraphAddNode": self.add,
+            "cuStreamUpdateCaptureDependencies": self.depend,
+            "cuModuleGetFunction": lambda module, name: name,
+            "cuFuncGetParamInfo": self.parameters,
+            "cuThreadExchangeStreamCaptureMode": lambda mode: 0,
+            "cuCtxGetCurrent": lambda: 0,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith(("_v2", "_v3")):
+            raise AttributeError(name)
+        if not name.startswith("cu"):
+            return getattr(native, name)
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            self.made.append((name, arguments))
+            answer = self.answers.get(name, lambda *_: self.next())(*arguments)
+            if name == "cuFuncGetParamInfo" and answer is None:
+                return (1, None, None)
+            return (0, *answer) if isinstance(answer, tuple) else (0, answer)
+
+        return call
+
+    def next(self) -> int:
+        self.serial += 1
+        return self.serial
+
+    def add(self, graph: Any, nodes: Any, edges: Any, count: int, asked: Any) -> int:
+        self.sizes = [*getattr(self, "sizes", []), asked.conditional.size]
+        return self.next()
+
+    def depend(self, stream: Any, nodes: list[Any], *_: Any) -> int:
+        self.frontier = list(nodes)
+        return 0
+
+    def parameters(self, function: Any, place: int) -> Any:
+        sizes = (8, 8, 8, 8, 4) if function == b"tensorplay_set_condition" else (8, 8)
+        return (8 * place, sizes[place]) if place < len(sizes) else None
+
+    def names(self, *wanted: str) -> list[str]:
+        return [name for name, _ in self.made if name in wanted]
+
+
+def flag(typestr: str = "|b1") -> DeviceArray:
+    owner: Any = SimpleNamespace(address=4096, born=0)
+    return DeviceArray(owner, (1,), typestr, GPU)
+
+
+class Asked:
+    """``CUgraphNodeParams``, whose bodies are there as soon as they are asked for."""
+
+    def __init__(self) -> None:
+        self.type: Any = None
+        self.conditional = Fields()
+
+
+class Fields:
+    handle: Any
+    type: Any
+    ctx: Any
+    size = 0
+
+    @property
+    def phGraph_out(self) -> list[str]:
+        return [f"body {place}" for place in range(self.size)]
+
+
+def made(version: int, kind: ConditionalKind, branches: int, typestr: str = "|b1") -> Any:
+    """The driver's calls for one conditional, and the bodies it gave."""
+    fake = Driver(version)
+    fake.CUgraphNodeParams = Asked  # type: ignore[attr-defined]
+    driver = Conditionals(fake)
+    capture = CudaCapture(device=GPU, stream=7, graph="graph", id=9)
+    fake.made.clear()
+    bodies = driver.tensorplay_conditional_open(capture, kind, flag(typestr), branches, False, None)
+    return fake, bodies
+
+
+@pytest.mark.parametrize(
+    ("version", "nodes", "sizes"),
+    [(12040, 2, [1, 1]), (12090, 2, [1, 1]), (13000, 1, [2]), (13020, 1, [2])],
+)
+def test_if_else_is_one_node_from_the_version_where_that_is_sound(
+    version: int, nodes: int, sizes: list[int]
+) -> None:
+    fake, bodies = made(version, ConditionalKind.IF, 2)
+    assert [body.role for body in bodies] == ["then", "else"]
+    order = fake.names("cuLaunchKernel", "cuGraphAddNode")
+    # Every sample comes before every node: a body may rewrite the predicate.
+    assert order == ["cuLaunchKernel"] * nodes + ["cuGraphAddNode"] * nodes
+    assert fake.sizes == sizes
+    conditionals = {id(body.node) for body in bodies}
+    assert len(conditionals) == nodes
+
+
+def test_a_conditional_becomes_the_frontier() -> None:
+    fake, bodies = made(13000, ConditionalKind.WHILE, 1)
+    assert fake.frontier == [bodies[0].node.node]
+
+
+@pytest.mark.parametrize(("version", "seeds"), [(12040, 1), (12070, 1), (12080, 0), (13000, 0)])
+def test_bodies_get_an_empty_node_where_empty_ones_hang(version: int, seeds: int) -> None:
+    fake, (body,) = made(version, ConditionalKind.IF, 1)
+    assert fake.names("cuGraphAddEmptyNode") == ["cuGraphAddEmptyNode"] * seeds
+    assert len(body.seed) == seeds
+
+
+def test_a_switch_needs_its_version() -> None:
+    with pytest.raises(UnsupportedByDriver) as caught:
+        made(12070, ConditionalKind.SWITCH, 3, "<i4")
+    assert "12.8" in str(caught.value)
+    _, bodies = made(12080, ConditionalKind.SWITCH, 3, "<i4")
+    assert [body.role for body in bodies] == ["case 0", "case 1", "case 2"]
+
+
+def test_conditionals_need_their_version() -> None:
+    with pytest.raises(UnsupportedByDriver) as caught:
+        made(12030, ConditionalKind.IF, 1)
+    assert caught.value.driver == "cuda"
+    assert "12.4" in str(caught.value)
+
+
+def test_a_condition_is_set_in_while_bodies_alone() -> None:
+    driver = Conditionals(Driver(13000))
+    (body,) = made(13000, ConditionalKind.IF, 1)[1]
+    with pytest.raises(ConditionalError):
+        driver.tensorplay_conditional_set(body, flag())
+
+
+def test_facts_say_what_each_floor_allows() -> None:
+    old, new = (Conditionals(Driver(version)) for version in (12040, 13020))
+    for driver in (old, new):
+        driver.device_count = 0
+    told, told_newer = old.describe(), new.describe()
+    assert told["CUDA driver"] == "12.4"
+    assert "refused below 12.8" in told["switch nodes"]
+    assert "two if nodes" in told["if/else"]
+    assert set(told_newer.values()) >= {"13.2", "native"}
+    assert "below" not in "".join(told_newer.values())
+
+
+def test_the_bits_of_a_condition_are_apart() -> None:
+    bits = (kernels.NEGATE, kernels.ALWAYS, kernels.COUNTED, kernels.RESTART)
+    assert sum(bits) == 15
+    assert len(set(bits)) == 4
+
+
+def test_the_results_of_an_update_are_the_drivers() -> None:
+    for value, name in enumerate(updating._RESULTS):
+        known = native.CUgraphExecUpdateResult(value)
+        assert known.name == f"CU_GRAPH_EXEC_UPDATE_{name}"
+    assert set(updating._REASONS) == set(updating._RESULTS) - {"SUCCESS"}
+
+
+def test_a_captures_inner_conditionals_are_found() -> None:
+    inner = Conditional(kind=ConditionalKind.IF, node=2, handle=0, predicate=None)
+    outer = Conditional(kind=ConditionalKind.WHILE, node=1, handle=0, predicate=None)
+    (body,) = made(13000, ConditionalKind.IF, 1)[1]
+    body.conditionals.append(inner)
+    outer.bodies = (body,)
+    assert list(outer.walk()) == [outer, inner]
+
+
+# whether the driver works here at all
+
+
+class Installed:
+    """What the card asks the bindings."""
+
+    def __init__(self, *, initialised: Any = 0, version: int = 13000, count: int = 1) -> None:
+        self.initialised, self.version, self.count = initialised, version, count
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def initialise(_: int) -> tuple[Any]:
+            if isinstance(self.initialised, Exception):
+                raise self.initialised
+            return (self.initialised,)
+
+        monkeypatch.setattr(native, "cuInit", initialise)
+        monkeypatch.setattr(native, "cuDriverGetVersion", lambda: (0, self.version))
+        monkeypatch.setattr(native, "cuDeviceGetCount", lambda: (0, self.count))
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason"),
+    [
+        (Installed(), None),
+        (Installed(initialised=RuntimeError("no libcuda")), "no NVIDIA driver: no libcuda"),
+        (Installed(initialised=native.CUresult(100)), "CUDA_ERROR_NO_DEVICE"),
+        (Installed(version=12030), "12.4 or newer"),
+        (Installed(version=floors.BASE), None),
+        (Installed(count=0), "no GPU is visible"),
+    ],
+    ids=["works", "no driver", "no device", "too old", "just new enough", "none visible"],
+)
+def test_the_card_says_what_is_missing(
+    installed: Installed, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.patch(monkeypatch)
+    told = load_card("cuda").viability()
+    assert (told is None) == (reason is None)
+    assert reason is None or reason in str(told)
+
+
+def test_the_card_is_above_the_host() -> None:
+    card = load_card("cuda")
+    assert (card.name, card.priority) == ("cuda", 10)
