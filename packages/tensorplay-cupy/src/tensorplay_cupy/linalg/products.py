@@ -173,5 +173,5 @@ def workspace(cublas: Any, handle: int) -> Any:
     major = int(cupy.cuda.Device().compute_capability[:-1])
     size = (32 if major >= 9 else 8) << 20
     space = cupy.empty(size, dtype="B")
-    cublas.setworkspace(handle, space.data.ptr, size)
+    cublas.set_workspace(handle, space.data.ptr, size)
     return space

@@ -125,7 +125,8 @@ def cholesky(a: Any, *, info: Any = None) -> Any:
             handle, UPPER, count, work.data.ptr, count, space.data.ptr, int(size), told.data.ptr
         )
         del space
-    return cupy.where(told.reshape(()) == 0, cupy.tril(work), work.dtype.type(math.nan))
+    whole = cupy.equal(told.reshape(()), 0)
+    return cupy.where(whole, cupy.tril(work), work.dtype.type(math.nan))
 
 
 def cho_solve(l: Any, b: Any, *, out: Any = None) -> Any:  # noqa: E741
