@@ -11,7 +11,10 @@ __all__ = ["blame", "compiled", "frames", "name_of", "where"]
 INTERNAL = frozenset(
     {
         "contextlib",
+        "copy",
+        "copyreg",
         "functools",
+        "pickle",
         "tensorplay_adapt",
         "tensorplay_core",
         "tensorplay_torch",

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
+from .culprit import frames
 from .modes import FUNCTION
 from .refusals import Reason, refused
 
@@ -70,6 +72,8 @@ class HostReads(TorchFunctionMode):
             isinstance(one, Tensor) for one in (*args[1:], *keywords.values())
         ):
             raise refused("Tensor.tensor_split by a tensor", Reason.HOST_READ)
+        if func is multi_head_attention_forward and _leaves_fast_path(args, keywords):
+            raise refused("nn.MultiheadAttention", Reason.FAST_ATTENTION)
         if func is Tensor.backward:
             with self:
                 return _backward(*args, **keywords)
@@ -80,7 +84,11 @@ class HostReads(TorchFunctionMode):
         return func(*args, **keywords)
 
     # torch.compile would trace into this method, and compile each operation by itself.
-    __torch_function__ = torch.compiler.disable(__torch_function__)
+    __torch_function__ = torch.compiler.disable(
+        __torch_function__,
+        reason="a capture on the CPU cannot record compiled functions, nor torch.cond, which "
+        "compiles: capture the original function, and use tensorplay_torch.cond",
+    )
 
     def start(self) -> None:
         """Begins to see this thread's calls."""
@@ -93,6 +101,21 @@ class HostReads(TorchFunctionMode):
             CaptureError: Other modes were not nested with this one.
         """
         FUNCTION.leave(self, self._depth)
+
+
+def _leaves_fast_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if only the presence of a function mode keeps the caller from the fast path."""
+    if kwargs.get("training", True) or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    reasons = [
+        frame.f_locals["why_not_fast_path"]
+        for frame in frames()
+        if frame.f_code.co_name == "forward" and "why_not_fast_path" in frame.f_locals
+    ]
+    return not reasons or "has_torch_function" in reasons[0]
 
 
 def _holds_tensor(data: Any) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ._private import dispatch_keys, required
-from .metadata import settings
+from .metadata import flagged_as, settings
 
-__all__ = ["isolated", "plainly", "under_settings"]
+__all__ = ["alias_of", "isolated", "under_settings", "without_grad"]
 
 Work = Callable[[], object]
 
@@ -40,7 +40,7 @@ def isolated(launch: Callable[..., None]) -> Callable[..., None]:
     def isolated_launch(stream: object | None = None) -> None:
         grad = torch.is_grad_enabled()
         with force(), plain():
-            # Each recorded tensor says for itself whether grad mode was on for it.
+            # Recorded tensors say for themselves whether they require grad.
             set_grad(True)
             try:
                 launch(stream)
@@ -50,11 +50,40 @@ def isolated(launch: Callable[..., None]) -> Callable[..., None]:
     return isolated_launch
 
 
-def plainly(make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """A tensor made as in a fresh thread: an alias made so shares the version of its source."""
+def alias_of(tensor: torch.Tensor, *, counted: bool) -> torch.Tensor:
+    """A tensor over the same memory, without autograd's history.
+
+    Args:
+        tensor: Of which; made in inference mode or not, the alias is not, and so can be written
+            outside it.
+        counted: Writes to the alias are to count as writes to ``tensor``.
+    """
+    if tensor.is_inference():
+        with torch.inference_mode(False):
+            alias = torch.empty(0, dtype=tensor.dtype)
+            alias.set_(
+                tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+            return flagged_as(tensor, alias)
+    if not counted:
+        return tensor.detach()
     _, force, plain = _guards()
     with force(), plain():
-        return make()
+        return tensor.detach()
+
+
+def without_grad(work: Work) -> Work:
+    """``work`` with grad mode off, inside an isolated launch."""
+    set_grad = required("set_grad_enabled", "replaying on the CPU")
+
+    def work_without_grad() -> None:
+        set_grad(False)
+        try:
+            work()
+        finally:
+            set_grad(True)
+
+    return work_without_grad
 
 
 def under_settings(work: Work, wanted: tuple[Any, ...]) -> Work:

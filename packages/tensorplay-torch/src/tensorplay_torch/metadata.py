@@ -17,7 +17,7 @@ import torch
 
 from .operations import Operation, tensors_in
 
-__all__ = ["Layout", "NoMetaKernel", "layout_of", "results_of", "settings"]
+__all__ = ["Layout", "NoMetaKernel", "flagged_as", "layout_of", "results_of", "settings"]
 
 MEASURED = frozenset(
     {
@@ -32,6 +32,8 @@ MEASURED = frozenset(
         "aten.geqrf",
         "aten.linalg_eig",
         "aten.linalg_solve_triangular",
+        "aten.mkldnn_rnn_layer",
+        "aten.mkldnn_rnn_layer_backward",
         "aten.multi_margin_loss_backward",
         "aten.multilabel_margin_loss_backward",
         "aten.native_batch_norm",
@@ -62,7 +64,7 @@ class NoMetaKernel(Exception):
 
 
 HALVES = (torch.bfloat16, torch.float16)
-"""With these the CPU kernels keep statistics in the same type, CUDA's and so meta ones in float32."""
+"""With these the CPU keeps statistics in the same type, CUDA and so meta kernels in float32."""
 
 REMEMBERED = 4096
 _remembered: OrderedDict[Any, Any] = OrderedDict()
@@ -116,6 +118,7 @@ def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
         _frozen(args),
         _frozen(tuple(sorted(kwargs.items()))),
         torch.get_default_dtype(),
+        torch.is_grad_enabled(),
         settings(),
     )
     if key in _remembered:
@@ -129,7 +132,6 @@ def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _find(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    measurable = operation.func.namespace == "aten"
     if operation.func.namespace != "aten":
         return _by_meta_kernel(operation, args, kwargs)
     if not _needs_run(operation, args, kwargs):
@@ -147,6 +149,11 @@ def _by_meta_kernel(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
         return _called(operation, args, _on_meta(operation, kwargs), _meta)
     except NotImplementedError as error:
         raise NoMetaKernel from error
+    except RuntimeError as error:
+        # So says torch.library of an operation defined in Python.
+        if "no fake impl registered" in str(error):
+            raise NoMetaKernel from error
+        raise
 
 
 def _needs_run(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -215,17 +222,17 @@ def _on_meta(operation: Operation, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-    return _flagged(made, tensor)
+    return flagged_as(tensor, made)
 
 
 def _stand_in(tensor: torch.Tensor, value: int = 0) -> torch.Tensor:
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     # A half is a probability, a coordinate, a sample; 0 is an index of anything.
     made.fill_(0.5 if made.dtype.is_floating_point or made.dtype.is_complex else value)
-    return _flagged(made, tensor)
+    return flagged_as(tensor, made)
 
 
-def _flagged(made: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def flagged_as(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """``made``, to be conjugated or negated when it is read if ``tensor`` is."""
     if tensor.is_conj():
         made = made.conj()

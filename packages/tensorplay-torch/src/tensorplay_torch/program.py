@@ -24,7 +24,7 @@ from .operations import Operation
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Work", "work_of"]
+__all__ = ["Work", "minds_grad_mode", "work_of"]
 
 Work = Callable[[], object]
 
@@ -38,20 +38,19 @@ FILLS = {
     "aten.scalar_tensor": 0,
 }
 """Which argument is the number."""
-IN_PLACE = frozenset(
-    """
-    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data acos add addcdiv addcmul
-    addmm all amax amin any argmax argmin asin atan atan2 avg_pool2d avg_pool2d_backward baddbmm
-    bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil clamp clamp_max clamp_min cos cosh
-    cumsum div elu elu_backward eq erf exp exp2 expm1 floor fmod gather ge gelu gelu_backward glu gt
-    hardsigmoid hardsigmoid_backward index_add le leaky_relu leaky_relu_backward lerp
-    linalg_vector_norm log log10 log1p log2 lt max max_pool2d_with_indices maximum mean min minimum
-    mish mm mul ne neg nll_loss_backward nll_loss_forward pow prod reciprocal remainder round rsqrt
-    scatter scatter_add sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus
-    softplus_backward sqrt sub sum tan tanh tanh_backward threshold threshold_backward topk tril
-    triu trunc upsample_bilinear2d upsample_nearest2d where xlogy
-    """.split()
-)
+_NAMES = """
+_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data acos add addcdiv addcmul
+addmm all amax amin any argmax argmin asin atan atan2 avg_pool2d avg_pool2d_backward baddbmm
+bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil clamp clamp_max clamp_min cos cosh
+cumsum div elu elu_backward eq erf exp exp2 expm1 floor fmod gather ge gelu gelu_backward glu gt
+hardsigmoid hardsigmoid_backward index_add le leaky_relu leaky_relu_backward lerp
+linalg_vector_norm log log10 log1p log2 lt max max_pool2d_with_indices maximum mean min minimum
+mish mm mul ne neg nll_loss_backward nll_loss_forward pow prod reciprocal remainder round rsqrt
+scatter scatter_add sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus
+softplus_backward sqrt sub sum tan tanh tanh_backward threshold threshold_backward topk tril
+triu trunc upsample_bilinear2d upsample_nearest2d where xlogy
+"""
+IN_PLACE = frozenset(_NAMES.split())
 """Operations whose kernel is one and the same with and without ``out=``.
 
 Others may have one that resizes what it is given, or leaves parts of it unfilled.
@@ -93,6 +92,18 @@ def work_of(
         return partial(_callee(into[0], args, keywords), *args, **keywords)
     call = partial(_callee(operation.func, args, kwargs), *args, **kwargs)
     return _copying(operation.func, call, results)
+
+
+def minds_grad_mode(operation: Operation) -> bool:
+    """True if the operation's kernel may look whether grad mode is on."""
+    name = operation.func._schema.name.removeprefix("aten::")
+    return not (
+        name.rstrip("_") in IN_PLACE
+        or operation.name in COPIES | ZEROS | ONES
+        or operation.name in FILLS
+        or name.startswith(("_foreach_", "_fused_"))
+        or name in {"copy_", "fill_", "relu", "zero_"}
+    )
 
 
 def _copying(func: OpOverload, call: Work, results: Any) -> Work:

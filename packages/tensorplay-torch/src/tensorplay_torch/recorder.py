@@ -26,18 +26,19 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.protocols import CaptureOptions, WorkQueue
 
+from .admission import Admission
 from .arena import Arena, Scope
 from .constants import Constants
 from .cpu_random import Randomness
 from .culprit import compiled, where
 from .dispatch import CaptureDispatch
 from .functions import HostReads
-from .generators import checked, draws
-from .isolation import plainly, under_settings
+from .generators import checked
+from .isolation import alias_of, under_settings, without_grad
 from .metadata import Layout, NoMetaKernel, results_of, settings
 from .operands import Operands
-from .operations import Kind, Operation, describe, tensors_in, value_reason
-from .program import Work, work_of
+from .operations import Kind, Operation, describe, tensors_in
+from .program import Work, minds_grad_mode, work_of
 from .refusals import Reason, refused
 from .state import Bindings
 from .versions import Versions
@@ -45,9 +46,6 @@ from .versions import Versions
 __all__ = ["Recorder"]
 
 CPU = torch.device("cpu")
-COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
-PACKED = frozenset({"aten._pack_padded_sequence", "aten._pad_packed_sequence"})
-TORCH_OWN = frozenset({"aten", "prim", "prims"})
 COPIES = frozenset({"aten._to_copy", "aten.clone", "aten.copy_"})
 FILLS = frozenset({"aten.fill_.Scalar", "aten.full", "aten.ones", "aten.zero_", "aten.zeros"})
 
@@ -73,11 +71,13 @@ class Recorder:
         self.arena = arena or Arena()
         self.operands = Operands(options, held=self.arena.aliases.count)
         self.node_count = 0
+        self._numbered: Callable[..., Work] | None = None
         self._queue = queue
         self._bindings = Bindings(self.operands.is_born)
         self._constants = Constants(self._submit)
         self._versions = Versions()
         self._random = Randomness(checked(options.generators, CPU))
+        self._admission = Admission(self._random)
         self._dispatch = CaptureDispatch(execute=self._record)
         self._functions = HostReads()
         self._scopes: list[Scope] = [self.arena.scope]
@@ -188,9 +188,12 @@ class Recorder:
         if operation.composite:
             with self._dispatch:
                 return func.decompose(*args, **kwargs)
-        if self._elsewhere(operation, args, kwargs):
+        if self._admission.elsewhere(operation, args, kwargs):
             return func(*args, **kwargs)
-        self._refuse(operation, args, kwargs)
+        self._admission.check(operation, args, kwargs, in_body=len(self._scopes) > 1)
+        for tensor in (*tensors_in(args), *tensors_in(kwargs.values())):
+            if tensor.requires_grad:
+                self._bindings.leaf(tensor)
         match operation.kind:
             case Kind.VIEW:
                 result = func(*args, **kwargs)
@@ -211,44 +214,6 @@ class Recorder:
                 self._node(operation, args, kwargs, result)
         self.operands.see(func, args, kwargs, result)
         return result
-
-    def _elsewhere(
-        self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """True for work on meta tensors, which computes nothing; refuses other devices."""
-        devices = {
-            tensor.device.type for tensor in (*tensors_in(args), *tensors_in(kwargs.values()))
-        }
-        if operation.placed and kwargs.get("device") is not None:
-            devices.add(torch.device(kwargs["device"]).type)
-        if devices == {"meta"}:
-            return True
-        if devices - {"cpu"} or kwargs.get("pin_memory"):
-            raise refused(operation.func, Reason.OTHER_DEVICE)
-        return False
-
-    def _refuse(self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        func = operation.func
-        if func.namespace in COLLECTIVES:
-            raise refused(func, Reason.COLLECTIVE)
-        if operation.kind is Kind.QUERY and func.namespace not in TORCH_OWN:
-            raise refused(func, Reason.CUSTOM_QUERY)
-        for tensor in (*tensors_in(args), *tensors_in(kwargs.values())):
-            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-                raise refused(func, Reason.SPARSE)
-            if tensor.requires_grad:
-                self._bindings.leaf(tensor)
-        reason = value_reason(operation, args, kwargs)
-        if reason is not None:
-            raise refused(func, reason)
-        if operation.name in PACKED:
-            raise refused(func, Reason.VALUE_SHAPE)
-        if operation.name == "aten.mkldnn_rnn_layer":
-            raise refused(func, Reason.MKLDNN_RNN)
-        if draws(func, args, dict(kwargs)):
-            if len(self._scopes) > 1:
-                raise refused(func, Reason.RNG_IN_BODY)
-            self._random.draw(func, kwargs.get("generator"))
 
     def _refuse_moving(self, operation: Operation, args: Sequence[Any]) -> None:
         if not self.operands.is_born(args[0]):
@@ -302,7 +267,11 @@ class Recorder:
         grad = torch.is_grad_enabled()
         ours = [self._held(value, grad) for value in args]
         named = {name: self._held(value, grad) for name, value in kwargs.items()}
-        work = work_of(operation, ours, named, self._held(results, False))
+        work = work_of(operation, ours, named, held := self._held(results, False))
+        if self._numbered is not None:
+            work = self._numbered(operation, work, ours, named, held)
+        if not grad and minds_grad_mode(operation):
+            work = without_grad(work)
         if (now := settings()) != self._settings:
             work = under_settings(work, now)
         self._submit(work, operation.name, _node_kind(operation.name))
@@ -325,10 +294,7 @@ class Recorder:
         It shares the version of a tensor from outside, so that replays count as writes to that. It
         requires grad if its source does in grad mode, by which kernels choose how to compute.
         """
-        if self.operands.is_born(tensor) or tensor.is_inference():
-            alias = tensor.detach()
-        else:
-            alias = plainly(tensor.detach)
+        alias = alias_of(tensor, counted=not self.operands.is_born(tensor))
         if grad and tensor.requires_grad:
             alias.requires_grad_()
         for arena in self._arenas:

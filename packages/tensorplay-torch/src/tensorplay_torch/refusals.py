@@ -87,9 +87,11 @@ class Reason(Enum):
         "mask on a GPU",
         "Draw them before the conditional, for a loop as many as it can need, and index them.",
     )
-    MKLDNN_RNN = (
-        "oneDNN's LSTM keeps a workspace whose size no meta kernel knows",
-        "Capture inside torch.backends.mkldnn.flags(enabled=False), which takes torch's own LSTM.",
+    FAST_ATTENTION = (
+        "outside a capture this attention may take torch's fast path, which torch leaves as soon "
+        "as anybody looks at its functions, as a capture on the CPU does: the bits would differ",
+        "Call torch.backends.mha.set_fastpath_enabled(False) once at the start, which makes eager "
+        "code take the same path.",
     )
     COMPILED = (
         "a function that torch.compile compiled would run its own kernels during the capture, "
