@@ -670,6 +670,6 @@ def test_parameters_changed_between_forward_and_backward(device, param_grads):
     loss = module(leaf(device)).square().sum()
     with torch.no_grad():
         module[2].weight.add_(1)
-    with pytest.raises(tp.StaleGraph, match="changed in place since the forward: parameter '2.wei"):
+    with pytest.raises(tp.StaleGraph, match=r"since the forward: parameter '2\.weight'"):
         loss.backward()
     module(leaf(device)).square().sum().backward()

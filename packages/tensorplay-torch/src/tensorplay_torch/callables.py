@@ -11,8 +11,8 @@ from torch import nn
 from tensorplay_core.errors import ArgumentTypeError, GraphStateError
 from tensorplay_core.protocols import CaptureMode
 
-from .admission import DDP_WARMUP, is_ddp
 from .candidate import Candidate
+from .eligibility import DDP_WARMUP, is_ddp
 from .group import Group
 from .serving import Graphed
 from .settings import Settings, checked_settings, unfit

@@ -18,9 +18,9 @@ from tensorplay_core.errors import (
     OperationRefused,
 )
 
-from .admission import admit, is_ddp, plain_tensor
 from .arguments import Arguments
 from .devices import resolve_device
+from .eligibility import admit, is_ddp, plain_tensor
 from .reached import Reached
 
 __all__ = ["Candidate", "forward_of"]

@@ -13,7 +13,7 @@ import torch
 
 from tensorplay_core.errors import CaptureError
 
-from .admission import plain_tensor
+from .eligibility import plain_tensor
 from .structure import structure_of
 
 __all__ = ["Outputs", "dense", "is_dense"]

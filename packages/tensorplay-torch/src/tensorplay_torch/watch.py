@@ -17,7 +17,7 @@ from torch import nn
 
 from tensorplay_core.errors import StaleGraph
 
-from .admission import HOOKS
+from .eligibility import HOOKS
 from .reached import Reached
 
 __all__ = ["Watch"]
