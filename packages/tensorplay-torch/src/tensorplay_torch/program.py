@@ -185,25 +185,24 @@ def _signature(func: OpOverload) -> list[tuple[str, str]]:
 
 def _callee(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     """The cheapest callable that calls ``func`` with these arguments."""
-    for candidate in _names(func, args):
+    for candidate in _names(func):
         if _dispatches_to(candidate, func, args, kwargs):
             return candidate
     return getattr(func, "_op", func)
 
 
-def _names(func: OpOverload, args: Sequence[Any]) -> list[Callable[..., Any]]:
+def _names(func: OpOverload) -> tuple[Callable[..., Any], ...]:
     if func.namespace != "aten":
-        return []
-    name = func._schema.name.removeprefix("aten::")
-    found = [getattr(home, name, None) for home in NAMESPACES]
-    if name.endswith("_") and args and isinstance(args[0], torch.Tensor):
-        found.insert(0, _method(name))
-    return [one for one in found if callable(one)]
+        return ()
+    return _bindings(func._schema.name.removeprefix("aten::"))
 
 
 @cache
-def _method(name: str) -> Callable[..., Any] | None:
-    return getattr(torch.Tensor, name, None)
+def _bindings(name: str) -> tuple[Callable[..., Any], ...]:
+    """What Python calls the operator: a method for one that writes to its first argument."""
+    homes = (torch.Tensor, *NAMESPACES) if name.endswith("_") else NAMESPACES
+    found = (getattr(home, name, None) for home in homes)
+    return tuple(one for one in found if callable(one))
 
 
 class _Seen(Exception):

@@ -26,9 +26,9 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.protocols import CaptureOptions, WorkQueue
 
-from .admission import Admission
 from .arena import Arena, Scope
 from .constants import Constants
+from .cpu_admission import Admission
 from .cpu_random import Randomness
 from .culprit import compiled, where
 from .dispatch import CaptureDispatch
