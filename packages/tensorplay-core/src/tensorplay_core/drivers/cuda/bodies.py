@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensorplay_core.errors import ConditionalError, OperationRefused, UnjoinedWork
+from tensorplay_core.errors import (
+    ConditionalError,
+    DriverError,
+    OperationRefused,
+    UnjoinedWork,
+)
 from tensorplay_core.signature import named
 
 from . import topology, unwinding
@@ -85,12 +90,15 @@ def _may_write(work: Work, node: Any, address: int, conditionals: dict[int, Any]
     if kind == "child":
         inner = work.cu.cuGraphChildGraphNodeGetGraph(node)
         return any(_may_write(work, one, address, {}) for one in work.cu.nodes(inner))
-    if kind == "kernel":
-        parameters = work.cu.cuGraphKernelNodeGetParams(node)
-        # The driver's own setters read predicates and write none.
-        if topology.kernel_name(work, parameters).startswith(_OURS):
-            return False
-    return address in topology.node_words(work, node)
+    try:
+        if kind == "kernel":
+            parameters = work.cu.cuGraphKernelNodeGetParams(node)
+            # The driver's own setters read predicates and write none.
+            if topology.kernel_name(work, parameters).startswith(_OURS):
+                return False
+        return address in topology.node_words(work, node)
+    except DriverError:  # A node that cannot be described may do anything.
+        return True
 
 
 def endless(body: Body, predicate: Any) -> ConditionalError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorplay_core import reclaim
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.protocols import ConditionalKind
+from tensorplay_core.signature import named
 
 if TYPE_CHECKING:
     from .contexts import Contexts, CudaDevice
@@ -44,7 +45,7 @@ class Owned:
 
     def watch(self, observed: object) -> None:
         """Notes its death in ``dead``."""
-        dead, name = self.dead, repr(observed)
+        dead, name = self.dead, named(observed)
         self.watched.append(weakref.ref(observed, lambda _: dead.append(name)))
 
 

@@ -16,6 +16,7 @@ from tensorplay_core.errors import (
 
 __all__ = [
     "INVALID_CONTEXT",
+    "NOT_READY",
     "OUT_OF_MEMORY",
     "UPDATE_FAILURE",
     "code_name",

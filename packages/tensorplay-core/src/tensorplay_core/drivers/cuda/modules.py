@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorplay_core import reclaim
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError, TensorplayError
+from tensorplay_core.signature import named
 
 from .arrays import view
 
@@ -165,7 +166,7 @@ def _misfit(function: Function, place: int, value: object, size: int) -> Argumen
     return ArgumentError(
         doing="launching",
         subject=repr(function),
-        met=f"argument {place} is {value!r:.60}, the parameter has {size} bytes",
+        met=f"argument {place} is {named(value)}, the parameter has {size} bytes",
         remedy="Pass a value that fits, or bytes of exactly that size.",
     )
 

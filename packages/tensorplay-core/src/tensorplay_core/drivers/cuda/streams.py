@@ -7,10 +7,18 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core import reclaim
-from tensorplay_core.errors import ArgumentError, ArgumentTypeError, GraphStateError
+from tensorplay_core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    GraphStateError,
+    OperationRefused,
+)
+
+from .failures import NOT_READY, failure
 
 if TYPE_CHECKING:
     from .contexts import Contexts, CudaDevice
+    from .work import Work
 
 __all__ = ["LEGACY", "SPECIAL", "Current", "Event", "Stream", "handle_of"]
 
@@ -35,13 +43,14 @@ class Stream:
         device: The GPU it is on.
     """
 
-    def __init__(self, contexts: Contexts, device: CudaDevice) -> None:
-        flags = contexts.native.CUstream_flags.CU_STREAM_NON_BLOCKING
-        with contexts.relaxed(), contexts.activated(device):
-            native = contexts.cu.cuStreamCreate(flags, about=f"a stream of {device}")
+    def __init__(self, work: Work, device: CudaDevice) -> None:
+        flags = work.native.CUstream_flags.CU_STREAM_NON_BLOCKING
+        with work.relaxed(), work.activated(device):
+            native = work.cu.cuStreamCreate(flags, about=f"a stream of {device}")
         self.device = device
+        self._work = work
         self._handle = int(native)
-        self._end = weakref.finalize(self, _destroy, contexts, device, "cuStreamDestroy", native)
+        self._end = weakref.finalize(self, _destroy, work, device, "cuStreamDestroy", native)
         # At interpreter exit the driver goes with the process; destroying in any order does not.
         self._end.atexit = False
 
@@ -68,6 +77,45 @@ class Stream:
     def __repr__(self) -> str:
         return f"<stream {self._handle:#x} on {self.device}>"
 
+    @property
+    def capturing(self) -> bool:
+        """True if its work is being recorded."""
+        return self._work.is_capturing(self.handle)
+
+    def wait_event(self, event: Event) -> None:
+        """Orders work issued here from now on after ``event``.
+
+        If the event was recorded in a capture, this stream is forked into it.
+        """
+        event.wait(self)
+
+    def wait_stream(self, other: object) -> None:
+        """Orders work issued here from now on after all work so far on ``other``."""
+        event = Event(self._work, self.device)
+        event.record(other)
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Records ``event`` (a new one when None) here and returns it."""
+        recorded = event or Event(self._work, self.device)
+        recorded.record(self)
+        return recorded
+
+    def synchronize(self) -> None:
+        """Waits for its work.
+
+        Raises:
+            OperationRefused: It is capturing.
+        """
+        if self.capturing:
+            raise OperationRefused(
+                operation=f"waiting for {self!r}",
+                met="it is capturing, so nothing has run that could be waited for",
+                remedy="Wait before the capture or after the replay.",
+            )
+        with self._work.relaxed(), self._work.activated(self.device):
+            self._work.cu.cuStreamSynchronize(self.handle, about=repr(self))
+
     def abandon(self) -> None:
         """Never destroys the native stream: destroying this one would end the process."""
         self._end.detach()
@@ -80,18 +128,52 @@ class Stream:
 class Event:
     """A point in the work of a stream, without timing."""
 
-    def __init__(self, contexts: Contexts, device: CudaDevice) -> None:
-        flags = contexts.native.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        with contexts.relaxed(), contexts.activated(device):
-            self.native = contexts.cu.cuEventCreate(flags, about=f"an event of {device}")
+    def __init__(self, work: Work, device: CudaDevice) -> None:
+        flags = work.native.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        with work.relaxed(), work.activated(device):
+            self.native = work.cu.cuEventCreate(flags, about=f"an event of {device}")
         self.device = device
-        self._end = weakref.finalize(
-            self, _destroy, contexts, device, "cuEventDestroy", self.native
-        )
+        self._work = work
+        self._end = weakref.finalize(self, _destroy, work, device, "cuEventDestroy", self.native)
         self._end.atexit = False
 
     def __repr__(self) -> str:
         return f"<event {int(self.native):#x} on {self.device}>"
+
+    def record(self, stream: object = None) -> None:
+        """Stands from now on for all work so far on ``stream`` (None: the current one)."""
+        work, handle = self._work, self._work.handle(stream, self.device)
+        with work.activated(self.device):
+            work.cu.cuEventRecord(self.native, handle, about=f"stream {handle:#x}")
+
+    def wait(self, stream: object = None) -> None:
+        """Work on ``stream`` (None: the current one) from now on comes after it."""
+        work, handle = self._work, self._work.handle(stream, self.device)
+        with work.activated(self.device):
+            work.cu.cuStreamWaitEvent(handle, self.native, 0, about=f"stream {handle:#x}")
+
+    def query(self) -> bool:
+        """True if what it stands for is done.
+
+        Raises:
+            CaptureError: It was recorded in a capture.
+        """
+        work = self._work
+        with work.relaxed(), work.activated(self.device):
+            code = work.cu.raw("cuEventQuery")(self.native)[0]
+        if code and code != NOT_READY:
+            raise failure(work.native, "cuEventQuery", int(code), about=repr(self))
+        return not code
+
+    def synchronize(self) -> None:
+        """Waits for what it stands for.
+
+        Raises:
+            CaptureError: It was recorded in a capture.
+        """
+        work = self._work
+        with work.relaxed(), work.activated(self.device):
+            work.cu.cuEventSynchronize(self.native, about=repr(self))
 
     def close(self) -> None:
         """Destroys it. Idempotent."""

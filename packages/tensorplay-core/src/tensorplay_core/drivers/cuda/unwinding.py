@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import TensorplayError
 
+from . import topology
 from .failures import code_name
 
 if TYPE_CHECKING:
@@ -26,13 +27,18 @@ ACTIVE, INVALIDATED = 1, 2
 
 
 def loose_ends(work: Work, graph: Any, frontier: tuple[Any, ...]) -> list[Any]:
-    """Nodes that nothing follows and that the frontier lacks: work on streams not joined."""
+    """Nodes that nothing follows and that the frontier lacks: work on streams not joined.
+
+    Empty nodes are none: allocators put such marks of their own beside the work.
+    """
     followed = {int(node) for node, _ in work.cu.edges(graph)}
     joined = {int(node) for node in frontier}
     return [
         node
         for node in work.cu.nodes(graph)
-        if int(node) not in followed and int(node) not in joined
+        if int(node) not in followed
+        and int(node) not in joined
+        and topology.kind_of(work, node) != "empty"
     ]
 
 
