@@ -484,7 +484,7 @@ def test_topology_names_kernels_copies_and_sizes(cuda: Cuda) -> None:
     assert first.attributes["grid"] == (3, 1, 1)
     assert first.attributes["block"] == (128, 1, 1)
     assert copied.attributes["bytes"] == filled.attributes["bytes"] == 1200
-    assert setter.name == "tensorplay_set_condition"
+    assert setter.name == "tensorplay_set_plain"
     assert branch.name == "if"
     assert [body.role for body in branch.bodies] == ["then"]
     assert "add_array" in [node.name for node in branch.bodies[0].topology.nodes]

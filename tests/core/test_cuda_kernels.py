@@ -67,6 +67,15 @@ def test_a_condition_is_whether_the_byte_is_zero(held: int) -> None:
     assert condition(held, kernels.ALWAYS) == (1, None)
 
 
+@pytest.mark.parametrize("held", [0, 1, 2, 255])
+def test_the_plain_setter_says_the_same(held: int) -> None:
+    memory, told = ptx.Bytes(64), Conditions()
+    memory.write(memory.base, bytes([held]))
+    packed = struct.pack("<QQ", 77, memory.base)
+    PREDICATES["tensorplay_set_plain"].launch(ONE, ONE, packed, memory, told)
+    assert told.set[77] == condition(held)[0]
+
+
 def test_without_a_bound_no_counter_is_touched() -> None:
     assert condition(1, kernels.RESTART) == (1, None)
     assert condition(0, kernels.RESTART) == (0, None)

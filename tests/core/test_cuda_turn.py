@@ -1,5 +1,6 @@
 """One at a time: a token instead of a lock, and a launcher that holds it."""
 
+import dataclasses
 import threading
 import time
 from types import SimpleNamespace
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from tensorplay_core.drivers.cuda import topology
+from tensorplay_core.drivers.cuda.bindings import Calls
 from tensorplay_core.drivers.cuda.captures import Branches
 from tensorplay_core.drivers.cuda.executable import _launcher
+from tensorplay_core.drivers.cuda.hot import Hot, hot_calls
 from tensorplay_core.drivers.cuda.turn import Turn
 from tensorplay_core.topology import Node, Topology
 
@@ -54,10 +57,32 @@ def test_giving_back_twice_makes_no_second_turn() -> None:
         turn.take()
 
 
+PLAIN = hot_calls(
+    Calls(
+        SimpleNamespace(
+            CUstream=lambda handle: ["s", handle],
+            cuGraphLaunch=None,
+            cuGraphExecKernelNodeSetParams=None,
+            cuStreamIsCapturing=None,
+        )
+    )
+)
+
+
+class Refused(Exception):
+    """What calls of integers raise in place of a code."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+INTEGERS = dataclasses.replace(PLAIN, handle=int, native=int, raised=(Refused,))
+
+
 class Launches:
     """A launcher over a fake driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, hot: Hot = PLAIN) -> None:
         self.calls: list[tuple[Any, Any]] = []
         self.code: Any = 0
         self.current = 3
@@ -65,7 +90,7 @@ class Launches:
         executable: Any = SimpleNamespace(
             mended=lambda code: code == 201 and self.mend(), fail=self.fail
         )
-        work: Any = SimpleNamespace(native=SimpleNamespace(CUstream=lambda handle: ["s", handle]))
+        work: Any = SimpleNamespace(hot=hot)
         self.launch, self.target, self.rebind = _launcher(
             work, "exec", self.call, self.turn, lambda: self.current, executable
         )
@@ -183,3 +208,24 @@ def test_differences_of_graphs_are_counted_by_kind() -> None:
 def test_bodies_are_remembered_by_role() -> None:
     known = Branches("if", (("then", "g1"), ("else", "g2")))
     assert [role for role, _ in known.bodies] == ["then", "else"]
+
+
+def test_calls_of_integers_get_integers_and_say_by_an_exception_what_failed() -> None:
+    made = Launches(dataclasses.replace(INTEGERS, native=lambda value: value))
+    made.launch(7)
+    made.launch()
+    assert [target for _, target in made.calls] == [7, 3]
+
+    def refuse(native: Any, target: Any) -> None:
+        if made.code != 0:
+            raise Refused(made.code)
+
+    made.rebind(refuse)
+    made.launch()
+    made.code = 700
+    with pytest.raises(KeyError) as caught:
+        made.launch()
+    assert caught.value.args == (700, "cuGraphLaunch")
+    made.code = 201
+    made.launch()
+    made.turn.take()

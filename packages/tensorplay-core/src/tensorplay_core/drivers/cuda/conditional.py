@@ -107,6 +107,8 @@ class Conditionals(Graphs):
             address = node.counter.address if node.counter is not None else None
             counted = kernels.COUNTED if node.counter is not None else 0
             values = [node.handle, facts.pointer, address, node.limit, options | counted]
+            if not values[-1]:
+                name, values = "tensorplay_set_plain", values[:2]
         else:
             name = f"tensorplay_set_index{INDICES[facts.typestr]}"
             values = [node.handle, facts.pointer]

@@ -25,7 +25,8 @@ __all__ = ["CudaExecutable", "drain"]
 
 log = logging.getLogger(__name__)
 
-Call = Callable[[Any, Any], tuple[Any, ...]]
+Call = Callable[[Any, Any], Any]
+"""Takes a native executable and a native stream; see ``hot`` for what it returns and raises."""
 
 
 class CudaExecutable:
@@ -74,7 +75,7 @@ class CudaExecutable:
         self._work, self._owner = work, owner
         self._order: Order | None = None
         self._retired: list[tuple[Event, Owned]] = []
-        self._call: Call = work.cu.raw("cuGraphLaunch")
+        self._call: Call = work.hot.launch
         if work.device_count > 1:
             self._call = _in_context(work, self.device, self._call)
         if template.owned.watched:
@@ -88,9 +89,9 @@ class CudaExecutable:
         return f"<{self.subject}>"
 
     def _finaliser(self) -> weakref.finalize[Any, Any]:
-        end = weakref.finalize(
-            self, _end, self._work, self.native, self._owner, self.template.owned, self.device
-        )
+        # What earlier templates own, too: their last launches may be waited for at the end only.
+        kept = (self.template.owned, self._retired)
+        end = weakref.finalize(self, _end, self._work, self.native, self._owner, kept, self.device)
         end.atexit = False
         return end
 
@@ -104,7 +105,7 @@ class CudaExecutable:
             self.check_open()
             if self._order is None:
                 self._order = Order(self._work, self.device, self.native)
-                self._call = self._order.around(self._call)
+                self._call = self._order.around(self._call, self.native)
                 self._rebind(self._call)
             return self._order
 
@@ -115,7 +116,8 @@ class CudaExecutable:
         closure around ``launch`` that would cost each of them a frame. ``call`` is called in the
         executable's turn, and may end its own diversion.
         """
-        self._rebind(call or self._call)
+        if not self.closed:
+            self._rebind(call or self._call)
 
     def mended(self, code: Any) -> bool:
         """True if a launch failed for want of a context in this thread, which now has one."""
@@ -169,7 +171,7 @@ class CudaExecutable:
         service = work.service(self.device)
         with work.relaxed(), work.activated(self.device):
             passed = work.cu.raw("cuEventQuery")
-            self._retired = [one for one in self._retired if passed(one[0].native)[0]]
+            self._retired[:] = [one for one in self._retired if passed(one[0].native)[0]]
             work.cu.cuGraphUpload(self.native, service, about=self.subject)
             work.cu.cuEventRecord(event.native, service, about=self.subject)
         self._retired.append((event, self.template.owned))
@@ -196,7 +198,7 @@ class CudaExecutable:
         for dependent in list(self.dependents):
             dependent.close()
         self._finish()
-        self._retired.clear()
+        self._retired = []
         self._order = self._owner = None
 
 
@@ -213,50 +215,45 @@ def _launcher(
     All that ``launch`` uses is local to this function: it is the whole cost of a replay beside the
     driver's own, and an attribute look-up is a hundredth of that.
     """
-    make = work.native.CUstream
+    hot = work.hot
+    handle, raised, native = hot.handle, hot.raised, hot.native(native)
     take, wait, give = turn.take, turn.wait, turn.give
-    targets: dict[int, Any] = {}
     known: tuple[object, Any] = (executable, None)
-
-    def target_of(handle: int) -> Any:
-        found = targets.get(handle)
-        if found is None:
-            if len(targets) >= 64:  # Most are of streams long gone.
-                targets.clear()
-            found = targets[handle] = make(handle)
-        return found
+    here = current if handle is int else lambda: handle(current())
 
     def target(stream: object = None) -> Any:
-        return target_of(current() if stream is None else handle_of(stream))
+        return here() if stream is None else handle(handle_of(stream))
 
     def launch(stream: object = None) -> None:
         nonlocal known
         if stream is None:
-            handle = current()
-            try:
-                where = targets[handle]
-            except KeyError:
-                where = target_of(handle)
+            where = here()
         else:
             held, where = known
             if stream is not held:
-                where = target_of(handle_of(stream))
+                where = handle(handle_of(stream))
                 known = stream, where
         try:
             try:
                 take()
             except IndexError:
                 wait()
-            code = call(native, where)[0]
+            result = call(native, where)
+        except raised as error:
+            result = (error.status,)
         finally:
             give(None)
-        if code:
-            failed(code, where)
+        if result and result[0]:
+            failed(result[0], where)
 
     def failed(code: Any, where: Any) -> None:
         if executable.mended(code):
             with turn:
-                code = call(native, where)[0]
+                try:
+                    result = call(native, where)
+                except raised as error:
+                    result = (error.status,)
+            code = result[0] if result else 0
         if code:
             executable.fail(code, "cuGraphLaunch")
 
@@ -279,7 +276,7 @@ def _current(work: Work, device: CudaDevice) -> Callable[[], int]:
 def _in_context(work: Work, device: CudaDevice, call: Call) -> Call:
     """On several GPUs a special handle means the stream of the device that is current."""
 
-    def launch(native: Any, target: Any) -> tuple[Any, ...]:
+    def launch(native: Any, target: Any) -> Any:
         if int(target) in SPECIAL:
             with work.activated(device):
                 return call(native, target)
@@ -289,7 +286,7 @@ def _in_context(work: Work, device: CudaDevice, call: Call) -> Call:
 
 
 def _alive(dead: list[str], subject: str, call: Call) -> Call:
-    def launch(native: Any, target: Any) -> tuple[Any, ...]:
+    def launch(native: Any, target: Any) -> Any:
         if dead:
             raise _stale(subject, dead)
         return call(native, target)
@@ -328,9 +325,9 @@ def drain(work: Work, native: Any, device: CudaDevice) -> None:
         work.cu.cuStreamSynchronize(service, about=about)
 
 
-def _end(work: Work, native: Any, owner: object, owned: Owned | None, device: CudaDevice) -> None:
+def _end(work: Work, native: Any, owner: object, kept: object, device: CudaDevice) -> None:
     def end() -> None:
-        nonlocal owner, owned
+        nonlocal owner, kept
         try:
             drain(work, native, device)
         except TensorplayError:
@@ -339,6 +336,6 @@ def _end(work: Work, native: Any, owner: object, owned: Owned | None, device: Cu
         if owner is None:
             with work.relaxed(), work.activated(device):
                 work.cu.cuGraphExecDestroy(native, about=f"executable {int(native):#x}")
-        owner = owned = None
+        owner = kept = None
 
     reclaim.dispose(end)

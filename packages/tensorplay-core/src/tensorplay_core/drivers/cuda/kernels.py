@@ -85,6 +85,27 @@ SET:
     ret;
 }
 
+.visible .entry tensorplay_set_plain(.param .u64 handle, .param .u64 predicate)
+{
+    .reg .pred %p;
+    .reg .b32 %value;
+    .reg .b64 %handle, %address;
+    ld.param.u64 %handle, [handle];
+    ld.param.u64 %address, [predicate];
+    cvta.to.global.u64 %address, %address;
+    ld.global.u8 %value, [%address];
+    setp.ne.u32 %p, %value, 0;
+    selp.u32 %value, 1, 0, %p;
+    {
+        .param .b64 to;
+        .param .b32 as;
+        st.param.b64 [to], %handle;
+        st.param.b32 [as], %value;
+        call.uni cudaGraphSetConditional, (to, as);
+    }
+    ret;
+}
+
 .visible .entry tensorplay_count_step(.param .u64 counter)
 {
     .reg .b64 %address, %count;
@@ -228,7 +249,8 @@ _LOAD_MEMORY = """\
 def predicate_ptx() -> bytes:
     """Module of the kernels that set conditions, one thread each.
 
-    ``tensorplay_set_condition(handle u64, predicate u64, counter u64, limit u64, options u32)``
+    ``tensorplay_set_condition(handle u64, predicate u64, counter u64, limit u64, options u32)``,
+    ``tensorplay_set_plain(handle u64, predicate u64)``, which is that without options and faster,
     does from one Bool byte, ``tensorplay_set_index32(handle u64, index u64)`` and ``...64`` from
     one signed integer; ``tensorplay_count_step(counter u64)`` adds one.
     """

@@ -1,7 +1,8 @@
 """Order among launches of different executables that work on the same buffers.
 
-CUDA orders the launches of one executable whatever their streams. A staged launch is another
-executable, or two kernels beside one, over the same static buffers: it is ordered by an event.
+CUDA orders the launches of one executable whatever their streams, and all work of one stream. A
+staged launch is another executable, or two kernels beside one, over the same static buffers: where
+it follows a launch of another on another stream, it waits for an event.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ __all__ = ["Order"]
 
 
 class Order:
-    """The last launch, as an event. Its methods are called in the executable's turn.
+    """What was launched last, and where. Its methods are called in the executable's turn.
+
+    An event is recorded only when somebody has to wait for it: an upload of an executable comes
+    after every launch of it before, on whatever stream that was (so the driver's documentation of
+    cuGraphUpload), so it stands for the last launch even when the stream of that is gone.
 
     Args:
         work: The driver.
@@ -29,44 +34,71 @@ class Order:
 
     def __init__(self, work: Work, device: CudaDevice, native: Any) -> None:
         calls = work.cu
-        self._work = work
+        self._work, self._device = work, device
         self._wait, self._record = calls.raw("cuStreamWaitEvent"), calls.raw("cuEventRecord")
-        self._capturing = calls.raw("cuStreamIsCapturing")
-        self._own = self._event = Event(work, device)
+        self.capturing = work.hot.capturing
+        self._own = Event(work, device)
+        self._event: Event | None = None
+        self._last: Any = native
         self._where: Any = None
-        service = work.service(device)
-        with work.activated(device):
-            # An upload comes after every launch before it, on whatever stream that was.
-            calls.cuGraphUpload(native, service, about=f"executable {int(native):#x}")
-            calls.cuEventRecord(self._event.native, service, about=f"executable {int(native):#x}")
+        self._keep: object = None
 
-    def capturing(self, target: Any) -> bool:
-        """True if a launch on ``target`` would be captured, not run."""
-        status = self._capturing(target)
-        return bool(status[0] or status[1])
+    def before(self, target: Any, native: Any = None) -> Any:
+        """What comes next on ``target`` comes after the last launch. Returns the native result.
 
-    def before(self, target: Any) -> Any:
-        """What comes next on ``target`` comes after the last launch. Returns the native result."""
-        return self._wait(target, self._event.native, 0)[0] if target is not self._where else 0
+        Args:
+            target: A native stream.
+            native: The executable that comes next, if nothing but it does.
+        """
+        if target == self._where or (native is not None and native is self._last):
+            return 0
+        event = self._event or self._recorded()
+        return self._wait(target, event.native, 0)[0]
 
-    def after(self, target: Any, event: Event | None = None) -> Any:
-        """A launch was made on ``target``; ``event``, or its own, stands for it from now on."""
-        chosen = event or self._own
-        code = self._record(chosen.native, target)[0]
-        self._event, self._where = chosen, target
-        return code
+    def after(
+        self, target: Any, native: Any = None, event: Event | None = None, *, keep: object = None
+    ) -> Any:
+        """A launch was made on ``target``, of ``native`` alone or of several things.
 
-    def around(self, call: Callable[[Any, Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        ``event`` is recorded, to stand for it; without ``native`` an event of its own is.
+        ``keep`` keeps ``native`` from being destroyed until the next launch.
+        """
+        self._last, self._where, self._keep = native, target, keep
+        if event is None:
+            if native is not None:
+                self._event = None
+                return 0
+            event = self._own
+        self._event = event
+        return self._record(event.native, target)[0]
+
+    def settle(self, native: Any) -> None:
+        """``native`` is about to be destroyed: what comes next need not ask for it."""
+        if native is self._last:
+            if self._event is None:
+                self._event = self._recorded()
+            self._last = self._keep = None
+
+    def _recorded(self) -> Event:
+        work, service = self._work, self._work.service(self._device)
+        about = f"executable {int(self._last):#x}"
+        with work.relaxed(), work.activated(self._device):
+            work.cu.cuGraphUpload(self._last, service, about=about)
+            work.cu.cuEventRecord(self._own.native, service, about=about)
+        return self._own
+
+    def around(self, call: Callable[[Any, Any], Any], own: Any) -> Callable[[Any, Any], Any]:
         """``call`` in order. A captured launch has its place in the graph that it goes into."""
 
-        def launch(native: Any, target: Any) -> tuple[Any, ...]:
+        def launch(native: Any, target: Any) -> Any:
             if self.capturing(target):
                 return call(native, target)
-            result: tuple[Any, ...] = (self.before(target),)
-            if not result[0]:
-                result = call(native, target)
-            if not result[0]:
-                result = (self.after(target),)
+            code = self.before(target, own)
+            if code:
+                return (code,)
+            result = call(native, target)
+            if not result or not result[0]:
+                self.after(target, own)
             return result
 
         return launch

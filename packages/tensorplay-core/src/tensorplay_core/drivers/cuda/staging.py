@@ -12,9 +12,10 @@ from tensorplay_core.protocols import StagePlan
 from tensorplay_core.signature import differences, facts
 
 from .arrays import View, overlap, view
+from .launchers import launcher
 from .separation import Separation
 from .streams import Event
-from .tables import Entry, Kernels, launcher
+from .tables import Entry, Kernels
 
 if TYPE_CHECKING:
     from .executable import CudaExecutable
@@ -48,7 +49,7 @@ class StagedLaunch:
         self._sinks = [_entry(array) for array in results]
         self._separation = Separation(self._entries)
         self._apart = self._separation.known_apart
-        self._order = executable.order()
+        self._order, self._raised = executable.order(), work.hot.raised
         self._kernels = Kernels(work, executable.device)
         self._generation = executable.generation
         self._launch = launcher(self._kernels, executable, self._entries, self._sinks)
@@ -91,13 +92,13 @@ class StagedLaunch:
                 executable.check()
             if self._generation != executable.generation:
                 self._renew()
-            if self._order.capturing(target):
-                raise self._inside_a_capture()
             code = self._issue(sources, destinations, copies, target)
             if code and executable.mended(code):
                 code = self._issue(sources, destinations, copies, target)
             if not code:
-                code = self._order.after(target, self._note(keep) if self._hold else None)
+                launched = self._launch
+                event = self._note(keep) if self._hold else None
+                code = self._order.after(target, launched.native, event, keep=launched)
         finally:
             turn.give(None)
         if code:
@@ -111,10 +112,16 @@ class StagedLaunch:
         copies: Sequence[tuple[int, int, int]],
         target: Any,
     ) -> Any:
-        code = self._order.before(target)
-        if not code and copies:
-            code = self._kernels.copy_now(copies, target)
-        return code or self._launch(sources, destinations, target)
+        try:
+            if self._order.capturing(target):
+                raise self._inside_a_capture()
+            # Copies made ahead of the launch may read what the last one writes.
+            code = self._order.before(target, None if copies else self._launch.native)
+            if not code and copies:
+                code = self._kernels.copy_now(copies, target)
+            return code or self._launch(sources, destinations, target)
+        except self._raised as error:
+            return error.status
 
     def _note(self, keep: object) -> Event:
         """The event that is to stand for this launch; with it, its inputs are let go of."""
@@ -136,6 +143,7 @@ class StagedLaunch:
         before = self._launch
         self._launch = launcher(self._kernels, self._executable, self._entries, self._sinks)
         self._generation = self._executable.generation
+        self._order.settle(before.native)
         before.close()
 
     def _refuse_unless_equal(self, inputs: Sequence[Any]) -> None:
@@ -172,6 +180,9 @@ class StagedLaunch:
 
     def close(self) -> None:
         """Waits for its launches and ends them. The executable does it when it closes."""
+        if not self._executable.closed:
+            with self._executable.turn:
+                self._order.settle(self._launch.native)
         self._launch.close()
         self._held.clear()
 

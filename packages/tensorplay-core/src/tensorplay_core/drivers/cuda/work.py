@@ -12,12 +12,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ArgumentError, OperationRefused, SignatureMismatch
 
 from .arrays import FORMATS, DeviceArray, View, itemsize, view
 from .contexts import Contexts, CudaDevice
+from .hot import Hot, hot_calls
 from .kernels import copy_ptx, predicate_ptx
 from .memory import Allocation, Memory
 from .modules import Arguments, Function, Module, extents
@@ -45,6 +47,11 @@ class Work(Contexts):
         self.capture_lock = threading.RLock()
         self._services: dict[int, Stream] = {}
         self._shipped: dict[tuple[int, str], Module] = {}
+
+    @cached_property
+    def hot(self) -> Hot:
+        """The calls of the hot path."""
+        return hot_calls(self.cu)
 
     def stream(self, device: object = None) -> Stream:
         """A new non-blocking stream."""
