@@ -21,3 +21,26 @@ def fake():
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
     return make
+
+
+@pytest.fixture
+def storm():
+    """Eager allocation of the sizes that graphs use, filled with another value."""
+
+    def run(shape=(1 << 14,), count=64, value=-7.0):
+        made = [cupy.full(shape, value, dtype="f") for _ in range(count)]
+        cupy.get_default_memory_pool().free_all_blocks()
+        made += [cupy.full(shape, value, dtype="f") for _ in range(count)]
+        cupy.cuda.Device().synchronize()
+
+    return run
+
+
+@pytest.fixture
+def work():
+    """Work with temporaries and a reduction."""
+
+    def run(x):
+        return cupy.sqrt(x * 2 + 1) + x.sum() - cupy.where(x > 2, x, -x)
+
+    return run
