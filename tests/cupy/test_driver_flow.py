@@ -340,3 +340,20 @@ def test_an_error_that_is_kept_keeps_no_arrays(plugin, beneath, fake):
     gc.collect()
     assert seen() is None
     assert all(one.__traceback__ is not None for one in kept)
+
+
+def test_the_driver_beneath_offers_what_is_asked_of_it():
+    import importlib
+    import inspect
+
+    from tensorplay_cupy.base import CudaDriver
+
+    beneath = importlib.import_module("tensorplay_core.drivers.cuda.conditional").Conditionals
+    for name, asked in vars(CudaDriver).items():
+        if name.startswith("_") or not callable(asked):
+            continue
+        offered = inspect.signature(getattr(beneath, name))
+        wanted = list(inspect.signature(asked).parameters.values())
+        positional = [p.name for p in wanted if p.kind is p.POSITIONAL_OR_KEYWORD]
+        named = {p.name: None for p in wanted if p.kind is p.KEYWORD_ONLY}
+        offered.bind(*positional, **named)
