@@ -71,7 +71,9 @@ class Lifetimes(RuleBasedStateMachine):
         self.facade, self.bench = facade, facade.bench
         self.x = self.bench.buffer([1.0, 2.0])
         self.all: list[_Held] = []
+        # What is there by now is looked at no more, or each run would take longer than the last.
         gc.collect()
+        gc.freeze()
         self.registered = len(registry.live())
         self.before = self.bench.live_bytes()
 
@@ -182,10 +184,20 @@ class Lifetimes(RuleBasedStateMachine):
         (held.graph.close if final else held.graph.reset)()
         held.state = "closed" if final or held.state == "closed" else "empty"
 
-    @rule(target=orphans, held=graphs)
-    def let_a_result_outlive(self, held: _Held) -> Any:
+    @rule(target=orphans, held=graphs, final=st.booleans())
+    def let_a_result_outlive_the_capture(self, held: _Held, final: bool) -> Any:
         if held.result is None:
             return multiple()
+        self._end(held, final)
+        return self._orphan(held)
+
+    @rule(target=orphans, held=consumes(graphs))
+    def let_a_result_outlive_the_graph(self, held: _Held) -> Any:
+        self.all.remove(held)
+        held.graph = None
+        return multiple() if held.result is None else self._orphan(held)
+
+    def _orphan(self, held: _Held) -> _Held:
         orphan = _Held(None, "orphan", held.result, held.value, held.private)
         held.result = None
         self.all.append(orphan)
