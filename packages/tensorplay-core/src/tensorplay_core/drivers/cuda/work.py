@@ -238,13 +238,20 @@ class Work(Contexts):
                 )
         self.retain(handle, (destination, source))
 
-    def fill(self, array: Any, byte: int) -> None:
-        """Sets every byte of a dense array, on the current stream."""
+    def memset(self, array: Any, value: float) -> None:
+        """Sets every element of a dense array, on the current stream.
+
+        Raises:
+            ArgumentError: The array has gaps, its type is none that the driver knows, or it has
+                elements of eight bytes whose halves would differ, which takes a kernel.
+        """
         target = view(array)
         device = self.device_of(target)
+        call, pattern, count = _pattern(target, value)
         handle = self.handle(None, device)
-        with self.activated(device):
-            self.cu.cuMemsetD8Async(target.pointer, byte, target.nbytes, handle, about="a fill")
+        if count:
+            with self.activated(device):
+                getattr(self.cu, call)(target.pointer, pattern, count, handle, about="a memset")
         self.retain(handle, (array,))
 
     def read(self, array: Any) -> list[Any]:
@@ -345,3 +352,36 @@ def _uncopyable(target: View, origin: View) -> list[str]:
         if not array.row_major:
             found.append(f"{name}.strides: {array.strides} are not row-major and dense")
     return found
+
+
+def _pattern(target: View, value: float) -> tuple[str, int, int]:
+    """The native call that sets elements to ``value``, what it takes for it, and how often."""
+    code = FORMATS.get(target.typestr)
+    if code is None or not target.dense:
+        raise ArgumentError(
+            doing="setting",
+            subject=f"an array of type {target.typestr!r} and strides {target.strides}",
+            met="it has gaps" if code is not None else "its elements are of no known type",
+            remedy="Set a dense array of numbers, or use the framework whose array it is.",
+        )
+    try:
+        raw = struct.pack(f"<{code}", int(value) if code in "bBhHiIqQ" else value)
+    except (OverflowError, struct.error) as error:
+        raise ArgumentError(
+            doing="setting",
+            subject=f"an array of type {target.typestr!r}",
+            met=f"its elements cannot hold {value!r}",
+            remedy="Pass a number of the array's type.",
+        ) from error
+    size = target.itemsize
+    while size > 1 and raw[: size // 2] == raw[size // 2 : size]:
+        size //= 2
+    if size > 4:
+        raise ArgumentError(
+            doing="setting",
+            subject=f"an array of type {target.typestr!r}",
+            met=f"the halves of {value!r} differ, and the driver sets at most four bytes at a time",
+            remedy="Copy from an array of that value, or launch a kernel.",
+        )
+    call = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}[size]
+    return call, int.from_bytes(raw[:size], "little"), target.nbytes // size
