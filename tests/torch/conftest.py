@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
+from tensorplay_torch.isolation import isolated
+from tensorplay_torch.recorder import Recorder
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -165,3 +167,36 @@ def _tensors(value: Any):
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _tensors(one)
+
+
+class Recorded:
+    """What a function did on the CPU, recorded without the façade or a driver.
+
+    Args:
+        function: Called once, while it is recorded.
+        args: Its arguments.
+        options: Of the recorder.
+    """
+
+    def __init__(self, function: Any, *args: Any, **options: Any) -> None:
+        self.works: list[Any] = []
+        self.names: list[str] = []
+        self.attributes: list[dict[str, Any]] = []
+        self.recorder = Recorder(self, **options)
+        with self.recorder:
+            self.result = function(*args)
+        self.replay = isolated(self._run)
+
+    def submit(self, work: Any, *, name: str, attributes: dict[str, Any], **_: Any) -> None:
+        self.works.append(work)
+        self.names.append(name)
+        self.attributes.append(attributes)
+
+    def _run(self, stream: object) -> None:
+        for work in self.works:
+            work()
+
+
+@pytest.fixture
+def record() -> type[Recorded]:
+    return Recorded

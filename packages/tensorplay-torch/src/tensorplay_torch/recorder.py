@@ -267,7 +267,7 @@ class Recorder:
         grad = torch.is_grad_enabled()
         ours = [self._held(value, grad) for value in args]
         named = {name: self._held(value, grad) for name, value in kwargs.items()}
-        work = work_of(operation, ours, named, held := self._held(results, False))
+        work = work_of(operation, ours, named, held := self._held(results, False, born=True))
         if self._numbered is not None:
             work = self._numbered(operation, work, ours, named, held)
         if not grad and minds_grad_mode(operation):
@@ -280,21 +280,23 @@ class Recorder:
         self._queue.submit(work, name=name, kind=kind, attributes={"where": where()})
         self.node_count += 1
 
-    def _held(self, value: Any, grad: bool) -> Any:
-        """An argument or result as the program holds it."""
+    def _held(self, value: Any, grad: bool, *, born: bool = False) -> Any:
+        """An argument, or a result that is born now, as the program holds it."""
         if isinstance(value, torch.Tensor):
-            return self._alias(value, grad)
+            return self._alias(value, grad, born=born)
         if isinstance(value, list | tuple):
-            return type(value)(self._held(one, grad) for one in value)
+            return type(value)(self._held(one, grad, born=born) for one in value)
         return value
 
-    def _alias(self, tensor: torch.Tensor, grad: bool = False) -> torch.Tensor:
+    def _alias(
+        self, tensor: torch.Tensor, grad: bool = False, *, born: bool = False
+    ) -> torch.Tensor:
         """A tensor of the program's own over the same memory, frozen in shape and free of autograd.
 
         It shares the version of a tensor from outside, so that replays count as writes to that. It
         requires grad if its source does in grad mode, by which kernels choose how to compute.
         """
-        alias = alias_of(tensor, counted=not self.operands.is_born(tensor))
+        alias = alias_of(tensor, counted=not born and not self.operands.is_born(tensor))
         if grad and tensor.requires_grad:
             alias.requires_grad_()
         for arena in self._arenas:
