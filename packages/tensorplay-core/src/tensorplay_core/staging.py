@@ -52,7 +52,7 @@ class ConvertingStage:
             SignatureMismatch: Their count or a shape differs; nothing was changed.
         """
         try:
-            self._plan(inputs, stream=stream)
+            self._plan(inputs) if stream is None else self._plan(inputs, stream=stream)
         except SignatureMismatch:
             self._convert(inputs, stream)
 

@@ -45,6 +45,7 @@ class CudaDriver(Protocol):
         allocate: Callable[[Any], Any],
         using: Callable[[Any], AbstractContextManager[Any]],
         hold: bool,
+        guard: Callable[..., bool] | None = None,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator."""
         ...

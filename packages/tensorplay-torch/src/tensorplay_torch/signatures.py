@@ -34,6 +34,8 @@ def compile_check(static: Sequence[torch.Tensor]) -> Check:
     def run(inputs: Sequence[Any]) -> bool:
         return len(inputs) == count and check(*inputs)
 
+    # For those who count the inputs themselves, and to whom a frame matters.
+    run.guard = check  # type: ignore[attr-defined]
     return run
 
 

@@ -119,6 +119,8 @@ class _CudaPlan(_Plan):
             CaptureError: The stream is capturing.
         """
         direct = self._direct
+        if direct is not None and stream is None:
+            return direct(inputs)
         if direct is None:
             if not self._dense or self._graph.draws is not False:
                 self._check(inputs)
@@ -143,6 +145,7 @@ class _CudaPlan(_Plan):
             using=self._on,
             # torch's allocator reuses memory in the order of the stream it was allocated on.
             hold=False,
+            guard=getattr(fast, "guard", None),
         )
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:

@@ -105,8 +105,9 @@ class Conditionals(Graphs):
         if facts.typestr == BOOL:
             name = "tensorplay_set_condition"
             address = node.counter.address if node.counter is not None else None
-            counted = kernels.COUNTED if node.counter is not None else 0
-            values = [node.handle, facts.pointer, address, node.limit, options | counted]
+            # Without a counter there is none to restart.
+            options = options & ~kernels.RESTART if address is None else options | kernels.COUNTED
+            values = [node.handle, facts.pointer, address, node.limit, options]
             if not values[-1]:
                 name, values = "tensorplay_set_plain", values[:2]
         else:

@@ -7,10 +7,14 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensorplay_core import reclaim
-from tensorplay_core.errors import GraphStateError, StaleGraph, TensorplayError
+from tensorplay_core.errors import (
+    CaptureInvalidated,
+    GraphStateError,
+    StaleGraph,
+)
 
-from .failures import INVALID_CONTEXT, failure
+from .ending import end
+from .failures import CAPTURE_UNSUPPORTED, INVALID_CONTEXT, failure
 from .order import Order
 from .streams import SPECIAL, Event, handle_of
 from .turn import Turn
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from .staging import StagedLaunch
     from .work import Work
 
-__all__ = ["CudaExecutable", "drain"]
+__all__ = ["CudaExecutable"]
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +48,8 @@ class CudaExecutable:
     Attributes:
         launch: ``launch(stream=None)``. None is the current stream; a stream object or an int
             handle is that stream. It enqueues and returns.
-        target: Turns a stream (None: the current one) into a native handle, the same object for
-            the same stream.
+        target: Turns a stream (None: the current one) into what the calls of ``hot`` take.
+        current: Returns the handle of this thread's current stream on the device.
         template: What it runs now, to make further executables of.
         dead: What a capture that checks liveness read and has died since.
         turn: Taken for each launch and each change of the native executable.
@@ -80,8 +84,9 @@ class CudaExecutable:
             self._call = _in_context(work, self.device, self._call)
         if template.owned.watched:
             self._call = _alive(self.dead, self.subject, self._call)
+        self.current = current or _current(work, self.device)
         self.launch, self.target, self._rebind = _launcher(
-            work, native, self._call, self.turn, current or _current(work, self.device), self
+            work, native, self._call, self.turn, self.current, self
         )
         self._finish = self._finaliser()
 
@@ -91,9 +96,11 @@ class CudaExecutable:
     def _finaliser(self) -> weakref.finalize[Any, Any]:
         # What earlier templates own, too: their last launches may be waited for at the end only.
         kept = (self.template.owned, self._retired)
-        end = weakref.finalize(self, _end, self._work, self.native, self._owner, kept, self.device)
-        end.atexit = False
-        return end
+        finaliser = weakref.finalize(
+            self, end, self._work, self.native, self._owner, kept, self.device
+        )
+        finaliser.atexit = False
+        return finaliser
 
     def order(self) -> Order:
         """Orders launches of this executable with those of others over the same buffers.
@@ -129,6 +136,13 @@ class CudaExecutable:
 
     def fail(self, code: Any, call: str) -> NoReturn:
         """Raises what a launch met."""
+        if int(code) == CAPTURE_UNSUPPORTED:
+            raise CaptureInvalidated(
+                doing="replaying",
+                subject=self.subject,
+                met="the stream is capturing, and CUDA captures no launch of a graph",
+                remedy="Replay it outside of the capture, or capture its work itself there.",
+            )
         raise failure(self._work.native, call, int(code), about=self.subject)
 
     def upload(self, stream: object = None) -> None:
@@ -311,31 +325,3 @@ def _closed(subject: str) -> GraphStateError:
         met="it is closed",
         remedy="Capture the graph again after reset() or close().",
     )
-
-
-def drain(work: Work, native: Any, device: CudaDevice) -> None:
-    """Waits for the launches of one executable, and for nothing else.
-
-    An upload comes after every earlier launch of the same executable, on whatever stream that was
-    (so the driver's documentation of cuGraphUpload): waiting for one waits for them all.
-    """
-    about, service = f"executable {int(native):#x} on {device}", work.service(device)
-    with work.relaxed(), work.activated(device):
-        work.cu.cuGraphUpload(native, service, about=about)
-        work.cu.cuStreamSynchronize(service, about=about)
-
-
-def _end(work: Work, native: Any, owner: object, kept: object, device: CudaDevice) -> None:
-    def end() -> None:
-        nonlocal owner, kept
-        try:
-            drain(work, native, device)
-        except TensorplayError:
-            # A context lost to a failed kernel has nothing left to wait for.
-            log.exception("waiting for the last launches of a graph failed")
-        if owner is None:
-            with work.relaxed(), work.activated(device):
-                work.cu.cuGraphExecDestroy(native, about=f"executable {int(native):#x}")
-        owner = kept = None
-
-    reclaim.dispose(end)

@@ -15,6 +15,7 @@ from tensorplay_core.errors import (
 )
 
 __all__ = [
+    "CAPTURE_UNSUPPORTED",
     "INVALID_CONTEXT",
     "NOT_READY",
     "OUT_OF_MEMORY",
@@ -26,6 +27,7 @@ __all__ = [
 OUT_OF_MEMORY = 2
 INVALID_CONTEXT = 201
 NOT_READY = 600
+CAPTURE_UNSUPPORTED = 900
 UPDATE_FAILURE = 910
 
 
@@ -89,7 +91,11 @@ _MEANINGS: dict[int, _Meaning] = {
     715: _Meaning("a kernel executed an illegal instruction", _RESTART),
     716: _Meaning("a kernel accessed memory at a misaligned address", _RESTART),
     719: _Meaning("a kernel failed while it ran", _RESTART),
-    801: _Meaning("the driver does not support this here", "Update the driver, or do without."),
+    801: _Meaning(
+        "the driver does not support this here, or not of such a graph",
+        "A graph with conditional or allocation nodes can be instantiated once only, and neither "
+        "cloned nor made a child. Else update the driver, or do without.",
+    ),
     900: _Meaning(
         "the call is not permitted while a stream captures, and breaks the capture it concerns",
         "Do not synchronise, query, read back or allocate outside the pool inside a capture. If "

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorplay_core import reclaim
 from tensorplay_core.errors import DriverCallFailed, TensorplayError
 
 from . import kernels as ptx
-from .executable import drain
+from .ending import drain
 from .memory import Allocation
 from .modules import Arguments
 from .tables import Entry, Kernels, Table, tables
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .executable import CudaExecutable
     from .work import Work
 
-__all__ = ["Beside", "Embedded", "launcher"]
+__all__ = ["Beside", "Embedded", "Rail", "launcher"]
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,25 @@ class Beside:
 
     def close(self) -> None:
         """Nothing of its own to end."""
+
+
+class Rail(NamedTuple):
+    """What a launch of an ``Embedded`` with one table touches, laid open for ``express``.
+
+    Attributes:
+        native: The executable; ``executable`` is what the calls of ``hot`` take for it.
+        node: The copy kernel; ``parameters`` are those that its table is read through.
+        table: The bytes of the table; the first ``size`` are the addresses to copy from.
+        pack: Addresses as bytes of the table.
+    """
+
+    native: Any
+    executable: Any
+    node: Any
+    parameters: Any
+    table: memoryview
+    size: int
+    pack: Callable[[Iterable[int]], bytes]
 
 
 class Embedded:
@@ -201,6 +221,21 @@ class Embedded:
             result = self._launch(self._executable, target)
         return result[0] if result else 0
 
+    def rail(self) -> Rail | None:
+        """Its parts, if one table is all there is to write; None if it takes more."""
+        if self._in_context or len(self._nodes) != 1:
+            return None
+        table, start, stop, node, parameters = self._nodes[0]
+        return Rail(
+            self.native,
+            self._executable,
+            node,
+            parameters,
+            table.memory(),
+            8 * (stop - start),
+            _addresses,
+        )
+
     def rewrite(self, node: Any, parameters: Any) -> None:
         """Gives its copy of a node of the graph other parameters, from the next launch on."""
         about = "a staged executable"
@@ -210,6 +245,10 @@ class Embedded:
     def close(self) -> None:
         """Waits for its launches, then destroys the executable and its graph. Idempotent."""
         self._end()
+
+
+def _addresses(values: Iterable[int]) -> bytes:
+    return array("Q", values).tobytes()
 
 
 def launcher(

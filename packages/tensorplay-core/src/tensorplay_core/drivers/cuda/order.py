@@ -30,6 +30,10 @@ class Order:
         work: The driver.
         device: The GPU.
         native: The executable whose launches so far come first.
+
+    Attributes:
+        last: The executable launched last, None if it was not one alone.
+        where: The native stream that it was launched on.
     """
 
     def __init__(self, work: Work, device: CudaDevice, native: Any) -> None:
@@ -39,8 +43,8 @@ class Order:
         self.capturing = work.hot.capturing
         self._own = Event(work, device)
         self._event: Event | None = None
-        self._last: Any = native
-        self._where: Any = None
+        self.last: Any = native
+        self.where: Any = None
         self._keep: object = None
 
     def before(self, target: Any, native: Any = None) -> Any:
@@ -50,7 +54,7 @@ class Order:
             target: A native stream.
             native: The executable that comes next, if nothing but it does.
         """
-        if target == self._where or (native is not None and native is self._last):
+        if target == self.where or (native is not None and native is self.last):
             return 0
         event = self._event or self._recorded()
         return self._wait(target, event.native, 0)[0]
@@ -63,7 +67,7 @@ class Order:
         ``event`` is recorded, to stand for it; without ``native`` an event of its own is.
         ``keep`` keeps ``native`` from being destroyed until the next launch.
         """
-        self._last, self._where, self._keep = native, target, keep
+        self.last, self.where, self._keep = native, target, keep
         if event is None:
             if native is not None:
                 self._event = None
@@ -74,16 +78,16 @@ class Order:
 
     def settle(self, native: Any) -> None:
         """``native`` is about to be destroyed: what comes next need not ask for it."""
-        if native is self._last:
+        if native is self.last:
             if self._event is None:
                 self._event = self._recorded()
-            self._last = self._keep = None
+            self.last = self._keep = None
 
     def _recorded(self) -> Event:
         work, service = self._work, self._work.service(self._device)
-        about = f"executable {int(self._last):#x}"
+        about = f"executable {int(self.last):#x}"
         with work.relaxed(), work.activated(self._device):
-            work.cu.cuGraphUpload(self._last, service, about=about)
+            work.cu.cuGraphUpload(self.last, service, about=about)
             work.cu.cuEventRecord(self._own.native, service, about=about)
         return self._own
 

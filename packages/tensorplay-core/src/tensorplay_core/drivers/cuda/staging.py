@@ -12,6 +12,7 @@ from tensorplay_core.protocols import StagePlan
 from tensorplay_core.signature import differences, facts
 
 from .arrays import View, overlap, view
+from .express import express
 from .launchers import launcher
 from .separation import Separation
 from .streams import Event
@@ -25,7 +26,16 @@ __all__ = ["StagedLaunch", "staged"]
 
 
 class StagedLaunch:
-    """A plan: ``plan(inputs, *, stream=None) -> results``. See ``staged`` for its arguments."""
+    """A plan: ``plan(inputs, *, stream=None) -> results``. See ``staged`` for its arguments.
+
+    Attributes:
+        executable: What is launched, in its ``turn``, in ``order``, by the calls of ``hot``.
+        static: The graph's input buffers.
+        results: The graph's output buffers.
+        launcher: Launches with copies around.
+        generation: Which update of the executable the launcher is of.
+        apart: True if all of some addresses are known to lie apart from the buffers.
+    """
 
     def __init__(
         self,
@@ -40,19 +50,19 @@ class StagedLaunch:
         using: Callable[[Any], AbstractContextManager[Any]],
         hold: bool,
     ) -> None:
-        self._work, self._executable = work, executable
-        self._static, self._results = tuple(static), tuple(results)
-        self._check, self._pointer, self._allocate = check, pointer, allocate
+        self._work, self.executable = work, executable
+        self.static, self.results = tuple(static), tuple(results)
+        self._check, self.pointer, self.allocate = check, pointer, allocate
         self._using, self._hold = using, hold
         self._captured = [facts(array) for array in static]
         self._entries = [_entry(array) for array in static]
         self._sinks = [_entry(array) for array in results]
         self._separation = Separation(self._entries)
-        self._apart = self._separation.known_apart
-        self._order, self._raised = executable.order(), work.hot.raised
+        self.apart = self._separation.known_apart
+        self.order, self.turn, self.hot = executable.order(), executable.turn, work.hot
         self._kernels = Kernels(work, executable.device)
-        self._generation = executable.generation
-        self._launch = launcher(self._kernels, executable, self._entries, self._sinks)
+        self.generation = executable.generation
+        self.launcher = launcher(self._kernels, executable, self._entries, self._sinks)
         self._held: deque[tuple[Event, object]] = deque()
         self._spare: list[Event] = []
         self._passed = work.cu.raw("cuEventQuery")
@@ -70,17 +80,17 @@ class StagedLaunch:
         """
         if not self._check(inputs):
             self._refuse_unless_equal(inputs)
-        sources = tuple(map(self._pointer, inputs))
+        sources = tuple(map(self.pointer, inputs))
         keep: object = tuple(inputs)
         copies: Sequence[tuple[int, int, int]] = ()
         results: tuple[Any, ...] = ()
         destinations: tuple[int, ...] = ()
-        if self._results or not self._apart(sources):
+        if self.results or not self.apart(sources):
             with self._using(stream) if stream is not None else nullcontext():
                 sources, copies, keep = self._set_apart(inputs, sources)
-                results = tuple(map(self._allocate, self._results))
-                destinations = tuple(map(self._pointer, results))
-        executable, turn = self._executable, self._executable.turn
+                results = tuple(map(self.allocate, self.results))
+                destinations = tuple(map(self.pointer, results))
+        executable, turn = self.executable, self.executable.turn
         target = executable.target(stream)
         # As in a plain launch: the turn without `with`, which costs more than all else here.
         try:
@@ -90,15 +100,15 @@ class StagedLaunch:
                 turn.wait()
             if executable.closed or executable.dead:
                 executable.check()
-            if self._generation != executable.generation:
+            if self.generation != executable.generation:
                 self._renew()
             code = self._issue(sources, destinations, copies, target)
             if code and executable.mended(code):
                 code = self._issue(sources, destinations, copies, target)
             if not code:
-                launched = self._launch
+                launched = self.launcher
                 event = self._note(keep) if self._hold else None
-                code = self._order.after(target, launched.native, event, keep=launched)
+                code = self.order.after(target, launched.native, event, keep=launched)
         finally:
             turn.give(None)
         if code:
@@ -113,14 +123,14 @@ class StagedLaunch:
         target: Any,
     ) -> Any:
         try:
-            if self._order.capturing(target):
+            if self.order.capturing(target):
                 raise self._inside_a_capture()
             # Copies made ahead of the launch may read what the last one writes.
-            code = self._order.before(target, None if copies else self._launch.native)
+            code = self.order.before(target, None if copies else self.launcher.native)
             if not code and copies:
                 code = self._kernels.copy_now(copies, target)
-            return code or self._launch(sources, destinations, target)
-        except self._raised as error:
+            return code or self.launcher(sources, destinations, target)
+        except self.hot.raised as error:
             return error.status
 
     def _note(self, keep: object) -> Event:
@@ -135,55 +145,55 @@ class StagedLaunch:
                     self._spare.append(held.popleft()[0])
             finally:
                 self._exchange(before)
-        event = self._spare.pop() if self._spare else Event(self._work, self._executable.device)
+        event = self._spare.pop() if self._spare else Event(self._work, self.executable.device)
         held.append((event, keep))
         return event
 
     def _renew(self) -> None:
-        before = self._launch
-        self._launch = launcher(self._kernels, self._executable, self._entries, self._sinks)
-        self._generation = self._executable.generation
-        self._order.settle(before.native)
+        before = self.launcher
+        self.launcher = launcher(self._kernels, self.executable, self._entries, self._sinks)
+        self.generation = self.executable.generation
+        self.order.settle(before.native)
         before.close()
 
     def _refuse_unless_equal(self, inputs: Sequence[Any]) -> None:
         found = differences(self._captured, inputs)
         if found:
             raise SignatureMismatch(
-                differences=found, subject=self._executable.subject, doing="staging inputs for"
+                differences=found, subject=self.executable.subject, doing="staging inputs for"
             )
 
     def _set_apart(
         self, inputs: Sequence[Any], pointers: tuple[int, ...]
     ) -> tuple[tuple[int, ...], list[tuple[int, int, int]], object]:
         """Replaces inputs that a copy of this call would overwrite by copies made ahead of it."""
-        clashing = () if self._apart(pointers) else self._separation.clashes(pointers)
-        apart = {place: self._allocate(self._static[place]) for place in clashing}
+        clashing = () if self.apart(pointers) else self._separation.clashes(pointers)
+        apart = {place: self.allocate(self.static[place]) for place in clashing}
         moved = list(pointers)
         copies = []
         for place, array in apart.items():
-            moved[place] = self._pointer(array)
+            moved[place] = self.pointer(array)
             copies.append((pointers[place], moved[place], self._entries[place].nbytes))
         return tuple(moved), copies, (tuple(inputs), apart)
 
     def _inside_a_capture(self) -> CaptureError:
         return CaptureError(
             doing="staging inputs for",
-            subject=self._executable.subject,
+            subject=self.executable.subject,
             met="the stream is capturing, and inputs that change at each call cannot be captured",
             remedy="Inside a capture use replay(); stage into the graph that is being captured.",
         )
 
     def rewrite(self, node: Any, parameters: Any) -> None:
         """Gives a kernel node other parameters. Called in the executable's turn."""
-        self._launch.rewrite(node, parameters)
+        self.launcher.rewrite(node, parameters)
 
     def close(self) -> None:
         """Waits for its launches and ends them. The executable does it when it closes."""
-        if not self._executable.closed:
-            with self._executable.turn:
-                self._order.settle(self._launch.native)
-        self._launch.close()
+        if not self.executable.closed:
+            with self.executable.turn:
+                self.order.settle(self.launcher.native)
+        self.launcher.close()
         self._held.clear()
 
 
@@ -198,6 +208,7 @@ def staged(
     allocate: Callable[[Any], Any],
     using: Callable[[Any], AbstractContextManager[Any]],
     hold: bool = True,
+    guard: Callable[..., bool] | None = None,
 ) -> StagePlan:
     """A plan of staged launches.
 
@@ -212,6 +223,7 @@ def staged(
         using: Makes a stream current, for the allocations of a call that names one.
         hold: Keep inputs alive until their copies are done. An allocator that orders reuse by the
             launching stream needs no more than the call itself.
+        guard: A cheaper check, which gets the inputs as its arguments.
 
     Returns:
         The plan. For buffers that a copy of bytes cannot fill (with gaps, or overlapping one
@@ -220,7 +232,7 @@ def staged(
     unfit = _unfit([view(array) for array in static], [view(array) for array in results])
     if unfit:
         return _refusing(unfit, executable.subject)
-    return StagedLaunch(
+    plan = StagedLaunch(
         work,
         executable,
         static,
@@ -231,6 +243,7 @@ def staged(
         using=using,
         hold=hold,
     )
+    return express(plan, guard) if guard is not None and not hold else plan
 
 
 def _entry(array: Any) -> Entry:

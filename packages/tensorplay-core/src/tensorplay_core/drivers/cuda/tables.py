@@ -92,6 +92,10 @@ class Table:
         self._pack(self._block, 16 * capacity, *sizes)
         self._launch = kernels.work.cu.raw("cuLaunchKernel")
 
+    def memory(self) -> memoryview:
+        """The whole table as bytes: first what each entry copies from, 8 bytes each."""
+        return memoryview(self._block).cast("B")
+
     def sources(self, addresses: Sequence[int]) -> None:
         """Sets what each entry copies from."""
         self._pack(self._block, 0, *addresses)
