@@ -1,4 +1,4 @@
-"""The form of one batch: what inputs and targets were at the capture, and what they must be again."""
+"""The form of one batch: what inputs and targets were at the capture, and must be again."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class Batch:
         other = Batch(self.static_inputs, self.static_targets)
         other._put(made)
         return other
+
+    def copy(self) -> tuple[Any, Any]:
+        """Inputs and targets of this form in new memory, holding the same values."""
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, self.tensors, strict=True):
+            leaves[place] = tensor.detach().clone()
+        remaining = iter(leaves)
+        return self._inputs.build(remaining), self._targets.build(remaining)
 
     def _put(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors

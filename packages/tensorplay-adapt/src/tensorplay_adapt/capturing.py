@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
-from torch.nn.parameter import is_lazy
 
-from tensorplay_core.errors import ArgumentError, CaptureError, OperationRefused, TensorplayError
-from tensorplay_core.pool import acquire
+from tensorplay_core.errors import CaptureError, TensorplayError
+from tensorplay_core.pool import SharedPool, acquire
 from tensorplay_core.runtime import select
 from tensorplay_torch import CUDAGraph, graph
-from tensorplay_torch.admission import DDP_WARMUP, is_ddp, plain_tensor
-from tensorplay_torch.attributes import Attributes
-from tensorplay_torch.dispatch import CaptureDispatch
-from tensorplay_torch.preservation import HostRandom
+from tensorplay_torch.eligibility import DDP_WARMUP, is_ddp
+from tensorplay_torch.numbered import NumberedNode, numbered
 
+from .admission import admit_step, subject_of
 from .batch import Batch
-from .optimizers import admit, create_state
-from .recipe import Outcome, Recipe
+from .hyperparameters import Hyperparameters, put_values, to_capture, values_of
+from .optimizers import create_state
+from .purity import nothing_else
+from .recipe import Around, Outcome, Recipe
 from .snapshot import Before, named_state
 
-__all__ = ["Captured", "capture_step", "subject_of"]
+__all__ = ["Captured", "Session", "capture_step", "session"]
 
 DRIVER = "torch"
+Work: TypeAlias = Callable[[CUDAGraph, Around], Any]
+"""What is captured, given the graph and what to enter around the optimizer's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class Captured:
     Attributes:
         graph: It.
         outcome: Static tensors that a replay fills.
+        hyperparameters: Its numbers.
         gradients: The graph's own gradients, by parameter name.
         fresh: The optimizer has taken no step yet.
         seconds: What warm-up and capture took.
@@ -45,6 +49,7 @@ class Captured:
 
     graph: CUDAGraph
     outcome: Outcome
+    hyperparameters: Hyperparameters
     gradients: dict[str, torch.Tensor]
     fresh: bool
     seconds: float
@@ -61,7 +66,150 @@ def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: objec
         Exception: Whatever the module, the loss function or the transform raises.
     """
     began = time.perf_counter()
-    _admit(recipe)
+    admit_step(recipe)
+    with session(recipe, pool) as made:
+        made.warm_up(batch, warmup_steps, bodies=recipe.features.bodies(recipe.optimizer))
+        fresh = made.settle_state()
+
+        def step(captured: CUDAGraph, around: Around) -> Outcome:
+            return recipe.run(batch.static_inputs, batch.static_targets, around)
+
+        captured, outcome, hyperparameters = made.capture(step)
+        gradients = _gradients(recipe)
+    _synchronize(recipe.device)
+    return Captured(
+        graph=captured,
+        outcome=outcome,
+        hyperparameters=hyperparameters,
+        gradients=gradients,
+        fresh=fresh,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class Session:
+    """Captures of one recipe; what they change is put back when ``session`` is left.
+
+    Args:
+        recipe: The step.
+        pool: Where the graph allocates.
+        before: Everything as it was.
+    """
+
+    def __init__(self, recipe: Recipe, pool: SharedPool, before: Before) -> None:
+        self._recipe, self._pool, self._before = recipe, pool, before
+
+    def warm_up(self, batch: Batch, steps: int, bodies: int = 0) -> torch.Tensor | None:
+        """Takes real steps, and undoes them in memory. What they bound stays for the capture.
+
+        Args:
+            batch: What to take them on.
+            steps: How many; at least one if the optimizer has no state yet, and as many as
+                DistributedDataParallel needs.
+            bodies: How deep in conditional bodies parts of the step will stand. Their streams are
+                warmed up too: libraries keep their workspaces by stream.
+
+        Returns:
+            The last loss; None if no step was taken.
+        """
+        recipe = self._recipe
+        if is_ddp(recipe.module):
+            steps = max(steps, DDP_WARMUP)
+        steps = max(steps, 0 if _has_state(recipe) else 1)
+        example = [tensor.clone() for tensor in batch.tensors]
+        loss: torch.Tensor | None = None
+        try:
+            for stream in self._streams(bodies):
+                with select(DRIVER).using_stream(stream, recipe.device), self._before.watching():
+                    for _ in range(steps):
+                        for static, value in zip(batch.tensors, example, strict=True):
+                            static.copy_(value)
+                        loss = recipe.run(batch.static_inputs, batch.static_targets).loss
+                _synchronize(recipe.device)
+        finally:
+            torch.clear_autocast_cache()
+            _synchronize(recipe.device)
+            self._before.restore_memory()
+        return loss
+
+    def _streams(self, bodies: int) -> list[object]:
+        runtime, device = select(DRIVER), self._recipe.device
+        streams = [runtime.side_stream(device, self._pool.pool)]
+        if device.type == "cuda":
+            driver: Any = runtime.driver
+            lane = partial(driver.side_streams.lane, self._pool.pool)
+            streams.extend(lane(depth).torch for depth in range(1, bodies + 1))
+        return streams
+
+    def settle_state(self) -> bool:
+        """Gives new optimizer state its first values; True if the first step is still to come.
+
+        Raises:
+            CaptureError: Nobody knows them.
+        """
+        fresh, unknown = create_state(self._recipe.optimizer, self._before.born())
+        if unknown:
+            raise CaptureError(
+                doing="capturing",
+                subject=subject_of(self._recipe),
+                met=f"its first step made state {', '.join(map(repr, unknown))}, and what that is "
+                "before the first step nobody but the optimizer knows",
+                remedy="Take one step eagerly before the capture, so that the state exists.",
+            )
+        return fresh
+
+    def capture(self, work: Work) -> tuple[CUDAGraph, Any, Hyperparameters]:
+        """Captures ``work``; returns the graph, what the work returned, and its numbers."""
+        optimizer = self._recipe.optimizer
+        wanted = values_of(optimizer)
+        made, result, numbers = self._captured_with(work, to_capture(wanted))
+        if any(True for _ in numbers.refused(wanted)):
+            # What stands in for a learning rate of 0 cannot be replaced by it.
+            made.close()
+            made, result, numbers = self._captured_with(work, wanted)
+        numbers.write(wanted)
+        return made, result, numbers
+
+    def _captured_with(
+        self, work: Work, values: dict[Any, float]
+    ) -> tuple[CUDAGraph, Any, Hyperparameters]:
+        recipe = self._recipe
+        made = CUDAGraph(device=recipe.device)
+        for generator in self._before.preservation.generators:
+            if generator.device.type == recipe.device.type:
+                made.register_generator_state(generator)
+        nodes: list[NumberedNode] = []
+        try:
+            with (
+                put_values(recipe.optimizer, values),
+                nothing_else(recipe, self._before.modules),
+                _override_stale_stream(recipe.device),
+                graph(made, pool=self._pool.id, capture_error_mode="thread_local"),
+            ):
+                result = work(made, partial(_noting, made, nodes))
+            numbers = Hyperparameters(recipe.optimizer, made, nodes, values, self._update_alone)
+        except BaseException:
+            made.close()
+            raise
+        return made, result, numbers
+
+    def _update_alone(self) -> Sequence[NumberedNode]:
+        """Captures the optimizer's step, on the gradients that are bound, and throws it away."""
+        recipe, nodes = self._recipe, list[NumberedNode]()
+        trial = CUDAGraph(device=recipe.device)
+        with graph(trial, capture_error_mode="thread_local", track_operands=False):
+            recipe.features.unscale(recipe.optimizer)
+            recipe.update(partial(_noting, trial, nodes))
+        trial.close()
+        return nodes
+
+
+@contextmanager
+def session(recipe: Recipe, pool: object) -> Iterator[Session]:
+    """While entered, a recipe may be warmed up and captured; what that bound is undone after it.
+
+    If the block raises, optimizer state that is new goes too.
+    """
     if recipe.features.scaler is not None:
         # Its tensors are made by the first call.
         recipe.features.scaler.scale(torch.zeros((), device=recipe.device))
@@ -73,94 +221,19 @@ def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: objec
         before = Before(recipe)
         undo.callback(before.restore_bindings)
         try:
-            stream = select(DRIVER).side_stream(recipe.device, shared.pool)
-            _warm_up(recipe, batch, before, stream, warmup_steps)
-            fresh = _settle_state(recipe, before)
-            made = CUDAGraph(device=recipe.device)
-            for generator in before.preservation.generators:
-                if generator.device.type == recipe.device.type:
-                    made.register_generator_state(generator)
-            with _nothing_else(recipe, before), _override_stale_stream(recipe.device):
-                with graph(made, pool=shared.id, capture_error_mode="thread_local"):
-                    outcome = recipe.run(batch.static_inputs, batch.static_targets)
-            gradients = _gradients(recipe)
+            yield Session(recipe, shared, before)
         except BaseException as error:
             before.forget_state()
             if not isinstance(error, TensorplayError):
                 error.add_note(f"while capturing {subject_of(recipe)}; everything is as before")
             raise
-    _synchronize(recipe.device)
-    return Captured(
-        graph=made,
-        outcome=outcome,
-        gradients=gradients,
-        fresh=fresh,
-        seconds=time.perf_counter() - began,
-    )
 
 
-def subject_of(recipe: Recipe) -> str:
-    """What errors call the step."""
-    return f"a step of {type(recipe.module).__name__} by {type(recipe.optimizer).__name__}"
-
-
-def _admit(recipe: Recipe) -> None:
-    admit(recipe.optimizer, recipe.device)
-    for name, tensor in named_state(recipe).items():
-        if is_lazy(tensor):
-            raise ArgumentError(
-                doing="capturing",
-                subject=subject_of(recipe),
-                met=f"{name} has no shape yet",
-                remedy="Call the module once, so that its lazy parameters are made.",
-            )
-        met = plain_tensor(tensor)
-        if met is None and tensor.device != recipe.device:
-            met = f"is on {tensor.device}, and the step runs on {recipe.device}"
-        if met is not None:
-            raise CaptureError(
-                doing="capturing",
-                subject=subject_of(recipe),
-                met=f"{name} {met}",
-                remedy="Adapt modules of plain dense tensors on one device.",
-            )
-    hooked = [
-        name
-        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-        if getattr(recipe.optimizer, name, None)
-    ]
-    if hooked:
-        warnings.warn(
-            f"{type(recipe.optimizer).__name__} has step hooks; replays run no Python, so they run "
-            "at the capture and never again. Call them after step(...) instead.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def _warm_up(
-    recipe: Recipe, batch: Batch, before: Before, stream: object, warmup_steps: int
-) -> None:
-    """Takes real steps, and undoes them in memory. What they bound stays for the capture."""
-    if is_ddp(recipe.module):
-        warmup_steps = max(warmup_steps, DDP_WARMUP)
-    steps = max(warmup_steps, 0 if _has_state(recipe) else 1)
-    example = [tensor.clone() for tensor in batch.tensors]
-    dispatch = CaptureDispatch([before.preservation])
-    try:
-        with select(DRIVER).using_stream(stream, recipe.device):
-            dispatch.start()
-            try:
-                for _ in range(steps):
-                    for static, value in zip(batch.tensors, example, strict=True):
-                        static.copy_(value)
-                    recipe.run(batch.static_inputs, batch.static_targets)
-            finally:
-                dispatch.stop()
-    finally:
-        torch.clear_autocast_cache()
-        _synchronize(recipe.device)
-        before.restore_memory()
+@contextmanager
+def _noting(captured: CUDAGraph, nodes: list[NumberedNode]) -> Iterator[None]:
+    with numbered(captured) as found:
+        yield
+    nodes.extend(found)
 
 
 def _has_state(recipe: Recipe) -> bool:
@@ -170,52 +243,6 @@ def _has_state(recipe: Recipe) -> bool:
         for one in group["params"]
         if one.requires_grad
     )
-
-
-def _settle_state(recipe: Recipe, before: Before) -> bool:
-    """Gives new optimizer state its first values; True if the first step is still to come."""
-    fresh, unknown = create_state(recipe.optimizer, before.born())
-    if unknown:
-        raise CaptureError(
-            doing="capturing",
-            subject=subject_of(recipe),
-            met=f"its first step made state {', '.join(map(repr, unknown))}, and what that is "
-            "before the first step nobody but the optimizer knows",
-            remedy="Take one step eagerly before the capture, so that the state exists.",
-        )
-    return fresh
-
-
-@contextmanager
-def _nothing_else(recipe: Recipe, before: Before) -> Iterator[None]:
-    """Refuses what the captured code does beside work of the device: no replay does it again."""
-    host, attributes = HostRandom(), Attributes(before.modules)
-    elsewhere = recipe.device.type != "cpu"
-    state = torch.default_generator.get_state()
-    try:
-        yield
-        library = host.drawn()
-        if not library and elsewhere and not torch.equal(state, torch.default_generator.get_state()):
-            library = "torch's generator of the CPU"
-    finally:
-        host.restore()
-        if elsewhere:
-            torch.default_generator.set_state(state)
-    if library:
-        raise OperationRefused(
-            operation="a random draw on the host",
-            subject=subject_of(recipe),
-            met=f"it draws from {library}, and a replay would repeat the draw of the capture",
-            remedy=f"Draw with torch on {recipe.device}, or pass what is drawn with the batch.",
-        )
-    changes = sorted(name for name in attributes.changes() if not name.endswith(".grad"))
-    if changes:
-        raise OperationRefused(
-            operation="setting an attribute",
-            subject=subject_of(recipe),
-            met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",
-            remedy="Return the value as a metric, or write a buffer in place: buffer.copy_(x).",
-        )
 
 
 def _gradients(recipe: Recipe) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What training puts around the plain step: precision, accumulation, loss scaling, skipping, EMA."""
+"""What training puts around the plain step: precision, accumulation, scaling, skipping, EMA."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
 
 from tensorplay_core.errors import ArgumentError
 from tensorplay_torch import cond
@@ -39,7 +37,7 @@ class Features:
 
     microbatches: int = 1
     autocast: torch.dtype | None = None
-    scaler: GradScaler | None = None
+    scaler: torch.amp.GradScaler | None = None
     skip_nonfinite: bool = False
     ema: nn.Module | None = None
     ema_decay: float = 0.999
@@ -86,16 +84,22 @@ class Features:
         """The loss to run backward from."""
         return self.scaler.scale(loss) if self.scaler is not None else loss
 
-    def unscale(self, optimizer: Optimizer) -> None:
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes gradients of a scaled loss those of the loss, and notes whether all are finite."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def update(self, optimizer: Optimizer, step: Callable[[], None]) -> None:
+    def bodies(self, optimizer: torch.optim.Optimizer) -> int:
+        """How deep in conditional bodies the update stands."""
+        if self.scaler is not None:
+            return 0 if _skips_by_itself(optimizer) else 1
+        return int(self.skip_nonfinite)
+
+    def update(self, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> None:
         """Takes ``step``, an update of ``optimizer``, if it is to be taken."""
         scaler = self.scaler
         if scaler is not None:
-            if getattr(optimizer, "_step_supports_amp_scaling", False):
+            if _skips_by_itself(optimizer):
                 # Its kernel skips by itself, and counts no step then.
                 with _announced(optimizer, _overflow(scaler, optimizer)):
                     step()
@@ -140,14 +144,19 @@ class _announced(AbstractContextManager[None]):
         del self._optimizer.found_inf
 
 
-def _overflow(scaler: GradScaler, optimizer: Optimizer) -> torch.Tensor:
+def _skips_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def _overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """0-d: how many devices met a gradient that is not finite."""
-    found = scaler._found_inf_per_device(optimizer)
-    (first, *others) = found.values()
-    return sum(others, first)
+    total, *others = scaler._found_inf_per_device(optimizer).values()
+    for other in others:
+        total = total + other
+    return total  # type: ignore[no-any-return]
 
 
-def _all_finite(optimizer: Optimizer) -> torch.Tensor:
+def _all_finite(optimizer: torch.optim.Optimizer) -> torch.Tensor:
     gradients = [
         parameter.grad
         for group in optimizer.param_groups

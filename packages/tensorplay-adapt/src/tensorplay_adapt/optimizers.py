@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch.optim import Optimizer
 
 from tensorplay_core.errors import CaptureError, TensorplayError
 
-__all__ = ["RULES", "Rule", "admit", "create_state", "fresh_momentum", "rule_of"]
+__all__ = ["RULES", "Rule", "admit", "create_state", "damped_keys", "rule_of"]
 
 Group: TypeAlias = "dict[str, Any]"
 Initial: TypeAlias = "float | Callable[[Group], Any]"
@@ -101,7 +100,7 @@ CPU_CHOICE = (
 )
 
 
-def rule_of(optimizer: Optimizer) -> Rule | None:
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
     """The rule of torch's own class that ``optimizer`` is or descends from."""
     for kind in type(optimizer).__mro__:
         if kind.__module__.startswith("torch.optim") and kind.__name__ in RULES:
@@ -109,7 +108,7 @@ def rule_of(optimizer: Optimizer) -> Rule | None:
     return None
 
 
-def admit(optimizer: Optimizer, device: torch.device) -> None:
+def admit(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Refuses an optimizer whose captured step could not be its eager one.
 
     Raises:
@@ -119,13 +118,15 @@ def admit(optimizer: Optimizer, device: torch.device) -> None:
     if rule is not None and rule.never is not None:
         raise _refused(name, *rule.never)
     if rule is not None and device.type == "cpu" and rule.on_cpu is None:
-        raise _refused(name, "its step counts on the host, and needs CUDA to count there", CPU_CHOICE)
+        raise _refused(
+            name, "its step counts on the host, and needs CUDA to count there", CPU_CHOICE
+        )
     for place, group in enumerate(optimizer.param_groups):
         where = f"param_groups[{place}]"
         for met, remedy in _unfit(rule, name, group, where, device):
             raise _refused(name, met, remedy)
         for number, parameter in enumerate(group["params"]):
-            if (error := _misplaced(optimizer, parameter, device, f"{where}['params'][{number}]")):
+            if error := _misplaced(optimizer, parameter, device, f"{where}['params'][{number}]"):
                 raise error
 
 
@@ -146,13 +147,13 @@ def _unfit(
                 f"{where} has {needed}={group.get(needed)}, so its step counts on the host",
                 f"Make it with {needed}=True: torch.optim.{name}(..., {needed}=True).",
             )
-        if isinstance(group.get("lr"), torch.Tensor) and "capturable" not in group:
-            if not group.get("fused"):
-                yield (
-                    f"{where}['lr'] is a tensor, which this step reads on the host",
-                    f"Pass a float, which stays live here (group['lr'] = x takes effect at the "
-                    f"next call), or {name}(..., fused=True).",
-                )
+        on_device = group.get("fused") or "capturable" in group
+        if isinstance(group.get("lr"), torch.Tensor) and not on_device:
+            yield (
+                f"{where}['lr'] is a tensor, which this step reads on the host",
+                "Pass a float, which stays live here (group['lr'] = x takes effect at the next "
+                f"call), or make it {name}(..., fused=True).",
+            )
         return
     needed = rule.on_cpu or "" if rule is not None else ""
     if needed and not group.get(needed):
@@ -173,7 +174,7 @@ def _unfit(
 
 
 def _misplaced(
-    optimizer: Optimizer, parameter: torch.Tensor, device: torch.device, where: str
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, device: torch.device, where: str
 ) -> TensorplayError | None:
     name = type(optimizer).__name__
     if parameter.device != device:
@@ -194,7 +195,7 @@ def _misplaced(
 
 
 def create_state(
-    optimizer: Optimizer, born: Iterator[tuple[torch.Tensor, str]]
+    optimizer: torch.optim.Optimizer, born: Iterator[tuple[torch.Tensor, str]]
 ) -> tuple[bool, list[str]]:
     """Gives state that a warm-up step created the values that a first step finds.
 
@@ -221,13 +222,14 @@ def create_state(
     return first, sorted(set(unknown))
 
 
-def fresh_momentum(optimizer: Optimizer) -> list[int]:
-    """Groups of an SGD whose first step takes the gradient whole, whatever the dampening.
+def damped_keys(optimizer: torch.optim.Optimizer) -> list[tuple[int, str, int | None]]:
+    """The dampening of each SGD group whose first step would not be damped.
 
-    With a momentum of zeros in place of none, a later step would damp it.
+    The first step takes the gradient whole as momentum. From a momentum of zeros, which a graph has
+    in place of none, it does so only without dampening.
     """
     return [
-        place
+        (place, "dampening", None)
         for place, group in enumerate(optimizer.param_groups)
         if rule_of(optimizer) is RULES["SGD"] and group["momentum"] and group["dampening"]
     ]

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 from tensorplay_core.signature import named
 
 from .features import Features
 
-__all__ = ["GradientTransform", "Outcome", "Recipe", "TensorLoss"]
+__all__ = ["Around", "GradientTransform", "Outcome", "Recipe", "TensorLoss"]
 
 TensorLoss: TypeAlias = Callable[
     [Any, Any], "torch.Tensor | tuple[torch.Tensor, Mapping[str, torch.Tensor]]"
@@ -56,14 +55,14 @@ class Recipe:
     """
 
     module: nn.Module
-    optimizer: Optimizer
+    optimizer: torch.optim.Optimizer
     loss_function: TensorLoss
     gradient_transform: GradientTransform | None
     device: torch.device
     features: Features = field(default_factory=Features)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Every parameter that gets a gradient here: the module's and the optimizer's, each once."""
+        """Every parameter that may get a gradient: the module's and the optimizer's, each once."""
         groups = (one for group in self.optimizer.param_groups for one in group["params"])
         return iter(dict.fromkeys((*self.module.parameters(), *groups)))
 

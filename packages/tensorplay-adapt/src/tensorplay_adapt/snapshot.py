@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from tensorplay_core.errors import SignatureMismatch
 from tensorplay_torch.attributes import Attributes
+from tensorplay_torch.dispatch import CaptureDispatch
 from tensorplay_torch.preservation import Preservation
 from tensorplay_torch.reached import Reached
 
 from .recipe import Recipe
 
-__all__ = ["Before", "Snapshot", "named_state", "reached_by"]
+__all__ = ["Before", "Snapshot", "named_state", "preserved", "reached_by"]
 
 
 def named_state(recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -80,10 +81,18 @@ class Before:
         }
         self._attributes = Attributes(self.modules)
         self._grads = [(one, one.grad) for one in recipe.parameters()]
-        self._entries = {
-            key: dict(state) for key, state in recipe.optimizer.state.items() if state
-        }
+        self._entries = {key: dict(state) for key, state in recipe.optimizer.state.items() if state}
         self._groups = [dict(group) for group in recipe.optimizer.param_groups]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notes what memory the work of the block is about to change, beside what has a name."""
+        dispatch = CaptureDispatch([self.preservation])
+        dispatch.start()
+        try:
+            yield
+        finally:
+            dispatch.stop()
 
     def born(self) -> Iterator[tuple[Any, str]]:
         """Parameter and key of each entry of optimizer state that is new."""
@@ -101,7 +110,7 @@ class Before:
         for parameter, grad in self._grads:
             if parameter.grad is not grad:
                 parameter.grad = grad
-        optimizer: Optimizer = self._recipe.optimizer
+        optimizer: torch.optim.Optimizer = self._recipe.optimizer
         for before, group in zip(self._groups, optimizer.param_groups, strict=True):
             for name in group.keys() - before.keys():
                 del group[name]
@@ -120,6 +129,20 @@ class Before:
             for name in state[key].keys() - before.keys():
                 del state[key][name]
             state[key].update(before)
+
+
+@contextmanager
+def preserved(recipe: Recipe) -> Iterator[Before]:
+    """Puts back what steps that are taken in the block change, if one of them is watched."""
+    before = Before(recipe)
+    try:
+        with torch.inference_mode(False):
+            yield before
+    finally:
+        if recipe.device.type == "cuda":
+            torch.cuda.synchronize(recipe.device)
+        before.restore_memory()
+        before.restore_bindings()
 
 
 class Snapshot:

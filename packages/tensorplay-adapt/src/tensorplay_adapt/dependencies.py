@@ -1,0 +1,157 @@
+"""What a captured step depends on beside its batch, and whether it is still what it was.
+
+A graph reads and writes memory where that was. All of it is looked at in each call, by loops that
+run in C: which tensors modules and optimizer hold, where their memory is, which of them require
+grad, which modules train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorplay_torch.autocast import Autocast
+
+from .recipe import Recipe
+from .snapshot import named_state, reached_by
+
+__all__ = ["Dependencies"]
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+OF_STATE = "optimizer.state["
+HELD = ("_parameters", "_buffers", "_modules")
+SCALER = ("_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")
+
+_address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
+_requires_grad = attrgetter("requires_grad")
+_training = itemgetter("training")
+
+
+class Dependencies:
+    """See the module.
+
+    Args:
+        recipe: The step, as it was just captured.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        optimizer = recipe.optimizer
+        self._optimizer, self._scaler = optimizer, recipe.features.scaler
+        self._names = {one: name for name, one in named_state(recipe).items()}
+        self._modules = {
+            f"{owner}.{path}" if owner and path else owner or path: module
+            for owner, outermost in reached_by(recipe).items()
+            for path, module in outermost.named_modules()
+        }
+        self._state, self._groups = optimizer.state, optimizer.param_groups
+        self._lists = [group["params"] for group in self._groups]
+        # Dicts by what they are called; an empty one matters where things are added to be run.
+        self._dicts: dict[str, dict[Any, Any]] = {
+            f"{path or 'the module'}.{kind}": vars(module)[kind]
+            for path, module in self._modules.items()
+            for kind in HELD
+            if vars(module)[kind] or isinstance(module, CONTAINERS)
+        }
+        self._owners = list(self._state)
+        self._states = list(self._state.values())
+        for parameter, state in self._state.items():
+            self._dicts[f"optimizer.state[{self._name(parameter)}]"] = state
+        self._sources = list(self._dicts.values())
+        self._sizes = list(map(len, self._sources))
+        self._held = list(chain.from_iterable(map(dict.values, self._sources)))
+        self._watched = list(
+            dict.fromkeys(
+                chain(
+                    (one for one in self._held if isinstance(one, nn.Parameter)),
+                    chain.from_iterable(self._lists),
+                    (one for one, name in self._names.items() if not name.startswith(OF_STATE)),
+                )
+            )
+        )
+        self._addresses = list(map(_address, self._watched))
+        self._requires = list(map(_requires_grad, self._watched))
+        self._attributes = [vars(module) for module in self._modules.values()]
+        self._modes = list(map(_training, self._attributes))
+        self._lengths = list(map(len, self._lists))
+        self._autocast = Autocast(recipe.device.type)
+        self._settings = self._scaling()
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The parameters that a step changes."""
+        return list(dict.fromkeys(chain.from_iterable(self._lists)))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor that lasts from one step to the next, by name."""
+        return {name: one for one, name in self._names.items()}
+
+    def _scaling(self) -> list[Any]:
+        return [getattr(self._scaler, name) for name in SCALER] if self._scaler is not None else []
+
+    def unchanged(self) -> bool:
+        """True if nothing changed; it costs some 50 ns a tensor."""
+        return (
+            self._optimizer.state is self._state
+            and self._optimizer.param_groups is self._groups
+            and len(self._groups) == len(self._lists)
+            and all(map(is_, map(self._state.get, self._owners), self._states))
+            and list(map(len, self._sources)) == self._sizes
+            and all(map(is_, chain.from_iterable(map(dict.values, self._sources)), self._held))
+            and list(map(_address, self._watched)) == self._addresses
+            and list(map(_requires_grad, self._watched)) == self._requires
+            and list(map(_training, self._attributes)) == self._modes
+            and list(map(len, self._lists)) == self._lengths
+            and (self._scaler is None or all(map(is_, self._scaling(), self._settings)))
+            and not self._autocast.difference()
+        )
+
+    def differences(self) -> Iterator[str]:
+        """What changed, one line each."""
+        yield from self._rebound()
+        for tensor, address, requires in zip(
+            self._watched, self._addresses, self._requires, strict=True
+        ):
+            if _address(tensor) != address:
+                yield f"{self._name(tensor)} moved to other memory"
+            if tensor.requires_grad is not requires:
+                yield (
+                    f"{self._name(tensor)}.requires_grad is {tensor.requires_grad}, was {requires}"
+                )
+        for (path, module), mode in zip(self._modules.items(), self._modes, strict=True):
+            if module.training is not mode:
+                yield f"{path or 'the module'}.training is {module.training}, was {mode}"
+        for name, was, now in zip(SCALER, self._settings, self._scaling(), strict=False):
+            if now is not was and (isinstance(now, torch.Tensor) or now != was):
+                yield f"scaler.{name} is not what it was"
+        if difference := self._autocast.difference():
+            yield difference
+
+    def _rebound(self) -> Iterator[str]:
+        if self._optimizer.state is not self._state:
+            yield "optimizer.state was replaced (load_state_dict puts new tensors in)"
+        elif not all(map(is_, map(self._state.get, self._owners), self._states)):
+            yield "an entry of optimizer.state was replaced"
+        if self._optimizer.param_groups is not self._groups:
+            yield "optimizer.param_groups was replaced (load_state_dict)"
+        elif len(self._groups) != len(self._lists):
+            yield f"optimizer has {len(self._groups)} parameter groups, had {len(self._lists)}"
+        elif list(map(len, self._lists)) != self._lengths:
+            yield "a parameter group has another number of parameters"
+        held = iter(self._held)
+        for (name, source), size in zip(self._dicts.items(), self._sizes, strict=True):
+            before = [next(held) for _ in range(size)]
+            now = list(source.values())
+            if len(now) != len(before):
+                yield f"{name} has {len(now)} entries, had {len(before)}"
+                continue
+            for key, was, value in zip(source, before, now, strict=True):
+                if value is not was and (isinstance(value, torch.Tensor) or value != was):
+                    yield f"{name}[{key!r}] was replaced"
+
+    def _name(self, tensor: Any) -> str:
+        return self._names.get(tensor, "a parameter")

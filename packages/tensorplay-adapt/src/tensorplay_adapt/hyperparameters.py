@@ -1,0 +1,256 @@
+"""Hyper-parameters that stay live: what a user puts into a group takes effect at the next call.
+
+A captured step holds them by value. Where they stand is found once, by capturing the optimizer's
+step alone a few times with other values (``formulas``); from then on a change is a few bytes
+written into the nodes concerned, so what runs is what eager would run, bit for bit, and
+``group["lr"]`` remains the float that the user put there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+from tensorplay_core.errors import TensorplayError
+from tensorplay_torch import CUDAGraph
+from tensorplay_torch.numbered import NumberedNode
+
+from .formulas import Key, Place, Values, explain, formulas, packed
+from .optimizers import rule_of
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["Hyperparameters", "put_values", "to_capture", "values_of"]
+
+Trial: TypeAlias = "Callable[[], Sequence[NumberedNode]]"
+"""Captures the optimizer's step with what its groups hold now, and throws it away."""
+
+log = logging.getLogger(__name__)
+NUMBERS = frozenset(
+    {
+        "alpha",
+        "betas",
+        "dampening",
+        "eps",
+        "etas",
+        "lambd",
+        "lr",
+        "lr_decay",
+        "momentum",
+        "momentum_decay",
+        "rho",
+        "step_sizes",
+        "t0",
+        "weight_decay",
+    }
+)
+"""Hyper-parameters of torch's optimizers: an int among them is a number like any other."""
+STAND_IN = 0.0123456789
+
+
+def values_of(optimizer: Optimizer) -> dict[Key, float]:
+    """Every hyper-parameter of an optimizer that is a Python number, as a float."""
+    found: dict[Key, float] = {}
+    for place, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if _is_number(name, value):
+                found[place, name, None] = float(value)
+            elif isinstance(value, tuple | list) and name != "params":
+                for index, one in enumerate(value):
+                    if _is_number(name, one):
+                        found[place, name, index] = float(one)
+    return found
+
+
+def to_capture(values: Values) -> dict[Key, float]:
+    """What to capture in place of ``values``.
+
+    A learning rate of 0, with which warm-up schedules begin, says nothing about where it goes.
+    """
+    return {
+        key: STAND_IN if key[1] == "lr" and not value else value for key, value in values.items()
+    }
+
+
+@contextmanager
+def put_values(optimizer: Optimizer, values: Values) -> Iterator[None]:
+    """While entered, the groups of the optimizer hold these numbers."""
+    before = [dict(group) for group in optimizer.param_groups]
+    try:
+        for (place, name, index), value in values.items():
+            group = optimizer.param_groups[place]
+            if index is None:
+                group[name] = value
+            else:
+                entries = list(group[name])
+                entries[index] = value
+                group[name] = tuple(entries)
+        yield
+    finally:
+        for group, old in zip(optimizer.param_groups, before, strict=True):
+            group.update(old)
+
+
+class Hyperparameters:
+    """The numbers of one captured step.
+
+    Args:
+        optimizer: Its groups are what is compared and followed.
+        graph: The captured step.
+        nodes: Those of the optimizer's step in it.
+        captured: The values it was captured with.
+        trial: Captures the optimizer's step alone; None if that cannot be done.
+
+    Attributes:
+        frozen: Those that cannot be changed in place.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        graph: CUDAGraph,
+        nodes: Sequence[NumberedNode],
+        captured: Values,
+        trial: Trial | None,
+    ) -> None:
+        self._optimizer, self._graph, self._nodes = optimizer, graph, nodes
+        self._written = dict(captured)
+        self._places: dict[Key, list[Place]] = {}
+        self.frozen = set(captured)
+        understood = self._understood(trial) if trial is not None else None
+        if understood is not None:
+            places, self.frozen = understood
+            for place in places:
+                for key in place.formula.keys:
+                    self._places.setdefault(key, []).append(place)
+
+    @classmethod
+    def fixed(cls, optimizer: Optimizer, graph: CUDAGraph) -> Hyperparameters:
+        """Those of somebody else's graph, where nobody knows what they do."""
+        return cls(optimizer, graph, [], values_of(optimizer), None)
+
+    def _understood(self, trial: Trial) -> tuple[list[Place], set[Key]] | None:
+        """The places, and what is frozen; None if nothing can be learned or changed."""
+        if not all(node.readable for node in self._nodes):
+            return None
+        trials: list[tuple[Values, list[bytes]]] = [
+            (self._written, [node.data for node in self._nodes])
+        ]
+        for seed in range(2):
+            values = _perturbed(self._written, seed)
+            data = self._data(trial, values)
+            if data is None:
+                return None
+            trials.append((values, data))
+        places, unknown = explain(list(formulas(self._written, self._factors())), trials)
+        frozen = self._culprits(trial, unknown) if unknown else set()
+        return (places, frozen) if self._writable(places) else None
+
+    def _culprits(self, trial: Trial, unknown: Iterable[tuple[int, int]]) -> set[Key]:
+        """Which hyper-parameters reach a place that is not understood."""
+        again = self._data(trial, self._written)
+        if again is None:
+            return set(self._written)
+        # What differs between two captures of the same values is an address, not a number.
+        doubtful = [
+            (node, offset)
+            for node, offset in unknown
+            if _word(again[node], offset) == _word(self._nodes[node].data, offset)
+        ]
+        if not doubtful:
+            return set()
+        culprits = set()
+        for key, value in self._written.items():
+            changed = self._data(trial, {**self._written, key: _other(value, random.Random(7))})
+            if changed is None or any(
+                _word(changed[node], offset) != _word(again[node], offset)
+                for node, offset in doubtful
+            ):
+                culprits.add(key)
+        return culprits
+
+    def _data(self, trial: Trial, values: Values) -> list[bytes] | None:
+        """The data of the step's nodes with other values; None if they are other nodes."""
+        try:
+            with put_values(self._optimizer, values):
+                found = trial()
+        except TensorplayError as error:
+            log.debug("a trial capture of the optimizer's step failed: %s", error)
+            return None
+        if [(n.name, len(n.data)) for n in found] != [(n.name, len(n.data)) for n in self._nodes]:
+            return None
+        return [node.data for node in found]
+
+    def _factors(self) -> Iterator[tuple[Key, float]]:
+        rule = rule_of(self._optimizer)
+        if rule is None or rule.scales is None:
+            return
+        for place, group in enumerate(self._optimizer.param_groups):
+            shapes = dict.fromkeys(parameter.shape for parameter in group["params"])
+            for factor in dict.fromkeys(rule.scales(group, shape) for shape in shapes):
+                yield (place, "lr", None), factor
+
+    def _writable(self, places: Sequence[Place]) -> bool:
+        try:
+            for number in dict.fromkeys(place.node for place in places):
+                self._nodes[number].rewrite(self._graph, self._nodes[number].data)
+        except TensorplayError as error:
+            # Perhaps the driver does not change nodes inside the bodies of conditionals.
+            log.debug("numbers of captured nodes cannot be changed in place: %s", error)
+            return False
+        return True
+
+    def write(self, values: Mapping[Key, float]) -> None:
+        """Makes the graph compute with these values from its next launch on.
+
+        Args:
+            values: Of keys that are not frozen.
+        """
+        changed = {key for key, value in values.items() if not _equal(value, self._written[key])}
+        if not changed:
+            return
+        self._written.update(values)
+        datas: dict[int, bytearray] = {}
+        for place in {id(p): p for key in changed for p in self._places.get(key, ())}.values():
+            data = datas.setdefault(place.node, bytearray(self._nodes[place.node].data))
+            value = packed(place.packing, place.formula.of(self._written))
+            data[place.offset : place.offset + len(value)] = value
+        for number, data in datas.items():
+            self._nodes[number].rewrite(self._graph, bytes(data))
+
+    def refused(self, values: Mapping[Key, float]) -> Iterator[tuple[Key, float, float]]:
+        """Those that cannot become live, each with its value in the graph and now."""
+        for key, value in values.items():
+            was = self._written.get(key, value)
+            # A step branches on whether one is zero: then other operations would be captured.
+            turned = (value == 0) != (was == 0) and key[1] != "lr"
+            if not _equal(value, was) and (key in self.frozen or turned):
+                yield key, was, value
+
+
+def _is_number(name: str, value: object) -> bool:
+    # Other ints choose what is done: how many iterations, say.
+    return isinstance(value, float) or (type(value) is int and name in NUMBERS)
+
+
+def _equal(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _perturbed(values: Values, seed: int) -> dict[Key, float]:
+    source = random.Random(seed)
+    return {key: _other(value, source) for key, value in values.items()}
+
+
+def _other(value: float, source: random.Random) -> float:
+    """Another value that a step treats alike: zero stays, and so does what infinity means."""
+    return value * source.uniform(0.6, 0.99) if value and math.isfinite(value) else value
+
+
+def _word(data: bytes, offset: int) -> bytes:
+    return data[offset : offset + 4]

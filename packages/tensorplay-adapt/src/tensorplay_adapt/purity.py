@@ -1,0 +1,58 @@
+"""Captured code that does more than work of its device: that part no replay would do again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from tensorplay_core.errors import OperationRefused
+from tensorplay_torch.attributes import Attributes
+from tensorplay_torch.preservation import HostRandom
+
+from .admission import subject_of
+from .recipe import Recipe
+
+__all__ = ["nothing_else"]
+
+
+@contextmanager
+def nothing_else(recipe: Recipe, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Refuses what the code in the block does beside work of the recipe's device.
+
+    Raises:
+        OperationRefused: It set attributes of modules, or drew random numbers on the host.
+    """
+    host, attributes = HostRandom(), Attributes(modules)
+    elsewhere = recipe.device.type != "cpu"
+    state = torch.default_generator.get_state()
+    try:
+        yield
+        library = host.drawn()
+        if (
+            not library
+            and elsewhere
+            and not torch.equal(state, torch.default_generator.get_state())
+        ):
+            library = "torch's generator of the CPU"
+    finally:
+        host.restore()
+        if elsewhere:
+            torch.default_generator.set_state(state)
+    if library:
+        raise OperationRefused(
+            operation="a random draw on the host",
+            subject=subject_of(recipe),
+            met=f"it draws from {library}, and a replay would repeat the draw of the capture",
+            remedy=f"Draw with torch on {recipe.device}, or pass what is drawn with the batch.",
+        )
+    changes = sorted(name for name in attributes.changes() if not name.endswith(".grad"))
+    if changes:
+        raise OperationRefused(
+            operation="setting an attribute",
+            subject=subject_of(recipe),
+            met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",
+            remedy="Return the value as a metric, or write a buffer in place: buffer.copy_(x).",
+        )

@@ -1,0 +1,316 @@
+"""What stands behind a step object: captures, the checks of each call, and its launches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from tensorplay_core.errors import CaptureError, GraphStateError, SignatureMismatch, StaleGraph
+from tensorplay_torch.lanes import Lane
+
+from .admission import subject_of
+from .batch import Batch
+from .capturing import Captured, capture_step
+from .dependencies import Dependencies
+from .episodes import Episodes
+from .groups import Groups
+from .hyperparameters import Hyperparameters
+from .launches import Launches
+from .optimizers import damped_keys
+from .recipe import Outcome, Recipe
+from .report import Report, measure
+from .snapshot import Snapshot, preserved
+from .until import Until, UntilLoop
+from .verify import Verification, compare_with_eager
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """One step, as it is captured now.
+
+    Args:
+        recipe: What the step does.
+        on_change: ``"raise"`` or ``"recapture"``.
+        warmup_steps: Before each capture.
+        pool: Of each capture.
+
+    Attributes:
+        captured: The last capture; None for somebody else's graph.
+        graph: What is launched.
+        batch: The static batch.
+        metrics: Of the last call.
+        transformed: The same, what the gradient transform returned.
+        captures: How many there were.
+        fresh: The optimizer has taken no step yet.
+        publish: Gives what to call after each capture, if it is still there.
+    """
+
+    batch: Batch
+    graph: Any
+    outcome: Outcome
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        on_change: str = "raise",
+        warmup_steps: int = 0,
+        pool: object = None,
+    ) -> None:
+        self.recipe = recipe
+        self._recaptures = on_change == "recapture"
+        self._warmup_steps, self._pool = warmup_steps, pool
+        self.lane = Lane(recipe.device)
+        self.lock = threading.RLock()
+        self.captured: Captured | None = None
+        self.metrics: dict[str, torch.Tensor] = {}
+        self.transformed: Any = None
+        self.captures = 0
+        self.fresh = False
+        self.publish: Callable[[], Callable[[], object] | None] = lambda: None
+        self._loop: UntilLoop | None = None
+        self._episodes: Episodes | None = None
+        # On the CPU a replay counts the versions of what it writes, as eager work does.
+        self._counts = recipe.device.type != "cpu"
+
+    def adopt(self, batch: Batch, graph: Any, static_loss: torch.Tensor) -> None:
+        """Launches somebody else's graph."""
+        self._bind(
+            batch,
+            graph,
+            Outcome(static_loss, {}, None),
+            Hyperparameters.fixed(self.recipe.optimizer, graph),
+        )
+
+    def capture(self, inputs: Any, targets: Any) -> None:
+        """Captures the step for batches like this one, in place of an earlier capture.
+
+        Raises: as ``capture_step``.
+        """
+        recipe = self.recipe
+        batch = Batch(inputs, targets).owned(recipe.device)
+        captured = capture_step(recipe, batch, warmup_steps=self._warmup_steps, pool=self._pool)
+        try:
+            damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if captured.fresh else {}
+            if damped and captured.hyperparameters.frozen.intersection(damped):
+                raise CaptureError(
+                    doing="capturing",
+                    subject=subject_of(recipe),
+                    met="the first step of SGD with dampening takes the gradient whole, and the "
+                    "dampening in this graph cannot be changed after it",
+                    remedy="Take one step eagerly before the capture.",
+                )
+            before = self.captured
+            self._bind(batch, captured.graph, captured.outcome, captured.hyperparameters)
+        except BaseException:
+            captured.graph.close()
+            raise
+        if before is not None:
+            before.graph.close()
+        self.captured, self.fresh = captured, captured.fresh
+        self.captures += 1
+        if damped:
+            self._groups.override(damped)
+        publish = self.publish()
+        if publish is not None:
+            publish()
+
+    def _bind(
+        self, batch: Batch, graph: Any, outcome: Outcome, hyperparameters: Hyperparameters
+    ) -> None:
+        recipe = self.recipe
+        self._launches = Launches(graph, batch.tensors, outcome, recipe.device)
+        self.batch, self.graph, self.outcome = batch, graph, outcome
+        self._dependencies = Dependencies(recipe)
+        self._groups = Groups(recipe.optimizer, hyperparameters)
+        self._written = [one.detach() for one in self._dependencies.written]
+        self._drop_others()
+
+    def _drop_others(self) -> None:
+        for other in (self._loop, self._episodes):
+            if other is not None:
+                other.close()
+        self._loop = self._episodes = None
+
+    def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """One step; returns the loss, detached and the caller's own.
+
+        Raises:
+            SignatureMismatch: The batch is not like the one captured; nothing was changed.
+            StaleGraph: What the step depends on is not what it was; nothing was changed.
+        """
+        if not (self._dependencies.unchanged() and self._groups.unchanged()):
+            self._catch_up(inputs, targets)
+        lane, launches = self.lane, self._launches
+        try:
+            leaves = self.batch.take(inputs, targets)
+            with lane.lock:
+                lane.follow()
+                results = launches.run(leaves)
+        except SignatureMismatch as error:
+            return self._unlike(error, inputs, targets)
+        if self._counts:
+            torch.autograd.graph.increment_version(self._written)
+        if self.fresh:
+            self._first_taken()
+        if not launches.bare:
+            self.metrics, self.transformed = launches.built(results)
+        loss: torch.Tensor = results[0]
+        return loss
+
+    def _first_taken(self) -> None:
+        self.fresh = False
+        # So that learning rate schedules do not warn that no step came before theirs.
+        self.recipe.optimizer._opt_called = True  # type: ignore[attr-defined]
+        if self._groups.overridden:
+            self._groups.override({})
+
+    def _catch_up(self, inputs: Any, targets: Any) -> None:
+        """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
+        stale = tuple(self._dependencies.differences())
+        if not stale and self._groups.follow():
+            return
+        if self._recaptures:
+            self.capture(inputs, targets)
+            return
+        raise self._stale()
+
+    def _unlike(self, error: SignatureMismatch, inputs: Any, targets: Any) -> torch.Tensor:
+        mismatch = self.batch.mismatch(inputs, targets)
+        if not mismatch.differences:
+            raise error
+        if not self._recaptures:
+            raise mismatch from None
+        self.capture(inputs, targets)
+        return self(inputs, targets)
+
+    def stale(self) -> tuple[str, ...]:
+        """What changed since the capture that a call would refuse, one line each."""
+        return (*self._dependencies.differences(), *self._groups.differences())
+
+    def _stale(self) -> StaleGraph:
+        return StaleGraph(
+            doing="calling",
+            subject=subject_of(self.recipe),
+            met="; ".join(self.stale()),
+            remedy="Capture a step anew after such a change, or pass on_change='recapture'. To "
+            "keep the graph, change values in place: p.copy_(v), module.load_state_dict(state).",
+        )
+
+    def ready(self) -> None:
+        """Makes sure that other launches of this step may be made now.
+
+        Raises:
+            StaleGraph: What the step depends on is not what it was.
+        """
+        if self._dependencies.unchanged() and self._groups.unchanged():
+            return
+        if any(True for _ in self._dependencies.differences()) or not self._groups.follow():
+            raise self._stale()
+
+    def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
+        """See ``CudaGraphAdaptationStep.until``."""
+        with self.lock:
+            if not (self._dependencies.unchanged() and self._groups.unchanged()):
+                self._catch_up(inputs, targets)
+            if self.fresh and self._groups.overridden:
+                self._refuse(
+                    "the first step of SGD with dampening is unlike the others",
+                    "Take it by a plain call: step(inputs, targets).",
+                )
+            if self._loop is None:
+                self._loop = UntilLoop(self.recipe, self.batch, self._warmup_steps, self._pool)
+                self._groups.graphs.append(self._loop.hyperparameters)
+            try:
+                leaves = self.batch.take(inputs, targets)
+                with self.lane.lock:
+                    self.lane.follow()
+                    result = self._loop(leaves, tolerance, max_steps)
+            except SignatureMismatch:
+                raise self.batch.mismatch(inputs, targets) from None
+            if self._counts:
+                torch.autograd.graph.increment_version(self._written)
+            if self.fresh:
+                self._first_taken()
+            return result
+
+    def snapshot(self) -> Snapshot:
+        """See ``CudaGraphAdaptationStep.snapshot``."""
+        with self.lock, self.lane.lock:
+            self.lane.follow()
+            return Snapshot(self._dependencies.state(), fresh=self.fresh)
+
+    def reset_to(self, snapshot: Snapshot) -> None:
+        """See ``CudaGraphAdaptationStep.reset_to``."""
+        with self.lock:
+            self.ready()
+            if self._episodes is None:
+                self._episodes = Episodes(self._dependencies.state(), self.recipe.device)
+            with self.lane.lock:
+                self.lane.follow()
+                self._episodes.reset_to(snapshot)
+            if self._counts:
+                torch.autograd.graph.increment_version(self._written)
+            self._set_fresh(snapshot.fresh)
+
+    def verify(self, steps: int) -> Verification:
+        """See ``CudaGraphAdaptationStep.verify``."""
+        with self.lock, self._back_where_it_was():
+            batch = self.batch.copy()
+            return compare_with_eager(
+                self.recipe, lambda: self(*batch), batch, steps, fresh=self.fresh
+            )
+
+    def report(self) -> Report:
+        """See ``CudaGraphAdaptationStep.report``."""
+        if self.captured is None:
+            self._refuse("somebody else captured the graph", "Make it by capture().")
+        captured, batch = self.captured, self.batch.copy()
+        with self.lock, self._back_where_it_was(), preserved(self.recipe) as before:
+            with before.watching():
+                self.recipe.run(*batch)
+            times = measure(
+                lambda: self.recipe.run(*batch),
+                lambda: self(*batch),
+                captured.graph.replay,
+                self.recipe.device,
+            )
+        return Report(
+            capture_seconds=captured.seconds,
+            memory_bytes=captured.graph.memory.reserved_bytes,
+            nodes=captured.graph.topology.count(),
+            **times,
+        )
+
+    @contextmanager
+    def _back_where_it_was(self) -> Iterator[None]:
+        fresh, results = self.fresh, (self.metrics, self.transformed)
+        self.ready()
+        try:
+            yield
+        finally:
+            self.metrics, self.transformed = results
+            self._set_fresh(fresh)
+
+    def _set_fresh(self, fresh: bool) -> None:
+        if fresh is not self.fresh:
+            self.fresh = fresh
+            damped = damped_keys(self.recipe.optimizer) if fresh else ()
+            self._groups.override(dict.fromkeys(damped, 0.0))
+
+    def close(self) -> None:
+        """Ends the graphs that were captured here. Idempotent."""
+        with self.lock:
+            self._drop_others()
+            if self.captured is not None:
+                self.captured.graph.close()
+
+    def _refuse(self, met: str, remedy: str) -> NoReturn:
+        raise GraphStateError(
+            doing="using", subject=subject_of(self.recipe), met=met, remedy=remedy
+        )
