@@ -12,7 +12,7 @@ from tensorplay_core.hookspecs import hookimpl
 from .arrays import DeviceArray, overlap, view
 from .contexts import CudaDevice
 from .streams import Stream
-from .work import Work
+from .transfers import Transfers
 
 if TYPE_CHECKING:
     from .pool import CudaPool
@@ -22,7 +22,7 @@ __all__ = ["Device"]
 _OWN_SIGNATURE = attrgetter("signature")
 
 
-class Device(Work):
+class Device(Transfers):
     """The GPUs of this process behind the hooks."""
 
     def __init__(self, driver: Any = None) -> None:
