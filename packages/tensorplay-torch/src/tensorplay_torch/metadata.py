@@ -157,12 +157,20 @@ def _by_meta_kernel(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
 
 
 def _needs_run(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    if operation.name in MEASURED:
+    if operation.name in MEASURED or _leaves_out_results(operation, args):
         return True
     if operation.name in TRUSTED or not operation.python_meta:
         return False
     tensors = (*tensors_in(args), *tensors_in(kwargs.values()))
     return not all(_is_plain(one) for one in tensors)
+
+
+def _leaves_out_results(operation: Operation, args: Sequence[Any]) -> bool:
+    """True if not all results are asked for: meta kernels make some of the others all the same."""
+    for argument, value in zip(operation.func._schema.arguments, args, strict=False):
+        if argument.name == "output_mask":
+            return not all(value)
+    return False
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
