@@ -39,6 +39,12 @@ def twins() -> type[Twins]:
     return Twins
 
 
+@pytest.fixture
+def make_net() -> type[Net]:
+    """Makes the network that most tests train."""
+    return Net
+
+
 class Net(nn.Module):
     """Linear layers with batch norm, dropout and tied weights, for batches of 12 × 8."""
 

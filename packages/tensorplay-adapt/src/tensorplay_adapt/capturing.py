@@ -43,7 +43,7 @@ class Captured:
         outcome: Static tensors that a replay fills.
         hyperparameters: Its numbers.
         gradients: The graph's own gradients, by parameter name.
-        fresh: The optimizer has taken no step yet.
+        born: Parameter and key of the optimizer state that was made; a first step is to come.
         seconds: What warm-up and capture took.
     """
 
@@ -51,7 +51,7 @@ class Captured:
     outcome: Outcome
     hyperparameters: Hyperparameters
     gradients: dict[str, torch.Tensor]
-    fresh: bool
+    born: tuple[tuple[Any, str], ...]
     seconds: float
 
 
@@ -69,7 +69,7 @@ def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: objec
     admit_step(recipe)
     with session(recipe, pool) as made:
         made.warm_up(batch, warmup_steps, bodies=recipe.features.bodies(recipe.optimizer))
-        fresh = made.settle_state()
+        born = made.settle_state()
 
         def step(captured: CUDAGraph, around: Around) -> Outcome:
             return recipe.run(batch.static_inputs, batch.static_targets, around)
@@ -82,7 +82,7 @@ def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: objec
         outcome=outcome,
         hyperparameters=hyperparameters,
         gradients=gradients,
-        fresh=fresh,
+        born=born,
         seconds=time.perf_counter() - began,
     )
 
@@ -141,13 +141,14 @@ class Session:
             streams.extend(lane(depth).torch for depth in range(1, bodies + 1))
         return streams
 
-    def settle_state(self) -> bool:
-        """Gives new optimizer state its first values; True if the first step is still to come.
+    def settle_state(self) -> tuple[tuple[Any, str], ...]:
+        """Gives new optimizer state its first values; returns parameter and key of each entry.
 
         Raises:
             CaptureError: Nobody knows them.
         """
-        fresh, unknown = create_state(self._recipe.optimizer, self._before.born())
+        born = tuple(self._before.born())
+        unknown = create_state(self._recipe.optimizer, born)
         if unknown:
             raise CaptureError(
                 doing="capturing",
@@ -156,7 +157,7 @@ class Session:
                 "before the first step nobody but the optimizer knows",
                 remedy="Take one step eagerly before the capture, so that the state exists.",
             )
-        return fresh
+        return born
 
     def capture(self, work: Work) -> tuple[CUDAGraph, Any, Hyperparameters]:
         """Captures ``work``; returns the graph, what the work returned, and its numbers."""

@@ -74,11 +74,12 @@ class Features:
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
         """Autocast for forward and loss.
 
-        Its cache would hold low-precision weights beyond the update that changes them.
+        Entered here, and not around the step, it forgets its low-precision weights before the
+        update changes what they were made from.
         """
         if self.autocast is None:
             return nullcontext()
-        return torch.autocast(device.type, self.autocast, cache_enabled=False)
+        return torch.autocast(device.type, self.autocast)
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss to run backward from."""

@@ -7,7 +7,7 @@ exists already, and what the capture cannot stand is refused by the operation's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -195,31 +195,29 @@ def _misplaced(
 
 
 def create_state(
-    optimizer: torch.optim.Optimizer, born: Iterator[tuple[torch.Tensor, str]]
-) -> tuple[bool, list[str]]:
-    """Gives state that a warm-up step created the values that a first step finds.
+    optimizer: torch.optim.Optimizer, born: Iterable[tuple[torch.Tensor, str]]
+) -> list[str]:
+    """Gives state that a warm-up step made the values that a first step finds.
 
     Args:
-        optimizer: Its state exists.
-        born: Parameter and key of each new entry.
+        optimizer: The state is there.
+        born: Parameter and key of each entry.
 
     Returns:
-        Whether a first step is still to come, and names of entries whose first value is unknown.
+        Names of entries of which nobody knows what they are before the first step.
     """
     rule = rule_of(optimizer)
     groups = {one: group for group in optimizer.param_groups for one in group["params"]}
-    unknown: list[str] = []
-    first = False
+    unknown = set()
     for parameter, key in born:
-        first = True
         value = optimizer.state[parameter][key]
         if rule is None or not isinstance(value, torch.Tensor):
-            unknown.append(key)
+            unknown.add(key)
             continue
         initial = rule.initial.get(key, 0.0)
         with torch.no_grad():
             value.fill_(initial(groups[parameter]) if callable(initial) else initial)
-    return first, sorted(set(unknown))
+    return sorted(unknown)
 
 
 def damped_keys(optimizer: torch.optim.Optimizer) -> list[tuple[int, str, int | None]]:

@@ -20,7 +20,7 @@ from .episodes import Episodes
 from .groups import Groups
 from .hyperparameters import Hyperparameters
 from .launches import Launches
-from .optimizers import damped_keys
+from .optimizers import create_state, damped_keys
 from .recipe import Outcome, Recipe
 from .report import Report, measure
 from .snapshot import Snapshot, preserved
@@ -96,7 +96,7 @@ class Runner:
         batch = Batch(inputs, targets).owned(recipe.device)
         captured = capture_step(recipe, batch, warmup_steps=self._warmup_steps, pool=self._pool)
         try:
-            damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if captured.fresh else {}
+            damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if captured.born else {}
             if damped and captured.hyperparameters.frozen.intersection(damped):
                 raise CaptureError(
                     doing="capturing",
@@ -112,8 +112,10 @@ class Runner:
             raise
         if before is not None:
             before.graph.close()
-        self.captured, self.fresh = captured, captured.fresh
+        self.captured, self.fresh = captured, bool(captured.born)
         self.captures += 1
+        # Learning rate schedules warn if they step first; of the steps to come they see none.
+        recipe.optimizer._opt_called = True  # type: ignore[attr-defined]
         if damped:
             self._groups.override(damped)
         publish = self.publish()
@@ -165,8 +167,6 @@ class Runner:
 
     def _first_taken(self) -> None:
         self.fresh = False
-        # So that learning rate schedules do not warn that no step came before theirs.
-        self.recipe.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._groups.overridden:
             self._groups.override({})
 
@@ -174,6 +174,9 @@ class Runner:
         """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
         stale = tuple(self._dependencies.differences())
         if not stale and self._groups.follow():
+            if self.fresh and self.captured is not None:
+                # Some state begins as the learning rate of the first step.
+                create_state(self.recipe.optimizer, self.captured.born)
             return
         if self._recaptures:
             self.capture(inputs, targets)
