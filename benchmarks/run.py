@@ -27,7 +27,17 @@ import floor
 if TYPE_CHECKING:
     from record import Record
 
-THEMES = ("host", "replay", "loops", "staging", "callables", "capture", "memory", "cupy_graphs", "soak")
+THEMES = (
+    "host",
+    "replay",
+    "loops",
+    "staging",
+    "callables",
+    "capture",
+    "memory",
+    "cupy_graphs",
+    "soak",
+)
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
