@@ -492,6 +492,20 @@ def test_what_broke_is_said_at_the_end_of_the_block(world):
     works_again(world)
 
 
+def test_torchs_word_for_a_broken_capture_leaves_the_block_as_an_error_of_the_tree(world):
+    said = torch.AcceleratorError("CUDA error: no.\nSearch for `cudaErrorStreamCaptureUnsupported'")
+    with (
+        pytest.raises(CaptureInvalidated, match=f"{__file__}:") as caught,
+        capture(Graph(device=0), **UNTRACKED),
+    ):
+        world.broken.add(world.current)
+        raise said
+    assert caught.value.__cause__ is said
+    assert any("was discarded" in note for note in said.__notes__)
+    assert not +world.begun
+    works_again(world)
+
+
 def test_a_fork_that_was_not_joined_is_said_to_be_that(world):
     world.end_error = "capturing stream has unjoined work"
     with pytest.raises(UnjoinedWork), capture(Graph(device=0), **UNTRACKED):

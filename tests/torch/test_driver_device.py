@@ -40,6 +40,14 @@ def test_no_device_is_the_current_gpu_where_there_is_one(runtime, monkeypatch):
         runtime.resolve_device(3)
 
 
+@pytest.mark.parametrize("device", [256, 4096, "cuda:256", "cuda:300"])
+def test_an_ordinal_that_torch_would_take_for_another_is_refused(runtime, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 64)
+    with pytest.raises(tp.ArgumentError, match="up to 127"):
+        runtime.resolve_device(device)
+
+
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta", torch.device("mps")], ids=repr)
 def test_other_accelerators_are_refused_by_name(runtime, device):
     with pytest.raises(tp.ArgumentError, match="the CPU path only"):

@@ -69,6 +69,62 @@ def test_a_spent_id_stands_for_new_memory_of_torchs(monkeypatch):
     assert (again.id, again.native) == ((0, 1), (0, 2))
 
 
+def segment(native, device, *blocks):
+    return {
+        "segment_pool_id": native,
+        "device": device,
+        "total_size": 2 << 20,
+        "allocated_size": sum(size for size, state in blocks if state == "active_allocated"),
+        "blocks": [{"size": size, "state": state} for size, state in blocks],
+    }
+
+
+def test_statistics_on_a_gpu_count_the_pool_and_its_bodies_once(monkeypatch):
+    from tensorplay_torch.pools import TorchPool, read_statistics
+
+    gpu = torch.device("cuda", 0)
+    held = [
+        segment((0, 1), 0, (512, "active_allocated"), (1024, "inactive")),
+        segment((0, 1), 1, (4096, "active_allocated")),  # Another device may use the same id.
+        segment((0, 2), 0, (2048, "active_allocated"), (2048, "active_allocated")),
+        segment((0, 0), 0, (8192, "active_allocated")),
+    ]
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda **which: asked.append(which) or held)
+    pool = TorchPool((0, 1), gpu, (0, 1))
+    assert read_statistics(pool) == (2 << 20, 512, 512, 1)
+    pool.bodies[0, 2] += 2
+    assert read_statistics(pool) == (4 << 20, 4608, 4608, 3)
+    pool.bodies[pool.native] += 1
+    assert read_statistics(pool) == (4 << 20, 4608, 4608, 3)
+    # Never for one pool: torch drops references to the numbers of its id, and then they are gone.
+    assert not any("mempool_id" in which for which in asked)
+
+
+def test_a_route_into_the_pool_of_another_is_given_back_with_the_capture(monkeypatch):
+    from collections import Counter
+
+    from tensorplay_torch import _private, pools
+
+    gpu, uses = torch.device("cuda", 0), Counter()
+    for name, change in {
+        "begin_allocate_stream": lambda index, native: uses.update([native]),
+        "end_allocate": lambda index, native: None,
+        "release_pool": lambda index, native: uses.subtract([native]),
+    }.items():
+        monkeypatch.setitem(_private.PRIVATE, name, _private.Private(change, "nothing"))
+    other, begun = pools.TorchPool((0, 2), gpu, (0, 2)), Counter()
+    for _ in range(3):
+        with pools.routed(other, (0, 2), begun):
+            pass
+    assert uses == {(0, 2): 3}
+    assert not other.bodies
+    pools.release_bodies(pools.TorchPool((0, 1), gpu, (0, 1)), begun)
+    assert not +uses
+    assert not begun
+
+
 def test_statistics_tell_what_tensors_hold_from_what_graphs_do():
     x, g = torch.ones(1 << 14), tp.CUDAGraph(device="cpu")
     with tp.graph(g):

@@ -22,7 +22,8 @@ class graph:
         g.replay()          # y now holds f(x)
 
     Arrays born in the block are the graph's static buffers: they change at each replay. If the
-    block raises, the capture is discarded, everything is as before, and the exception goes on.
+    block raises, the capture is discarded, everything is as before, and the exception goes on; only
+    a library's own word for a broken capture comes out as a ``CaptureError``, raised from it.
 
     Args:
         cuda_graph: The graph to capture into, empty or reset. The ``with`` yields it.
@@ -92,4 +93,6 @@ class graph:
             return
         if not isinstance(exception, TensorplayError):
             exception.add_note(f"while capturing {self._graph!r}; the capture was discarded")
-        self._graph._abort(exception)
+        explained = self._graph._abort(exception)
+        if explained is not None:
+            raise explained from exception

@@ -211,11 +211,13 @@ class CaptureMethods(ConditionalMethods, ABC):
             self._forget()
         reclaim.release()
 
-    def _abort(self, error: BaseException | None) -> None:
-        """Discards the capture under way, if there is one."""
-        if self._capture is not None:
-            self._runtime.graph_abort(self._capture, error)
-            self._leave(completed=False)
+    def _abort(self, error: BaseException | None) -> BaseException | None:
+        """Discards the capture under way, if there is one; returns what ``error`` stands for."""
+        if self._capture is None:
+            return None
+        explained = self._runtime.graph_abort(self._capture, error)
+        self._leave(completed=False)
+        return explained
 
     @abstractmethod
     def instantiate(self) -> None:

@@ -172,8 +172,8 @@ class Runtime:
     def graph_end(self, capture: Capture) -> Template:
         return cast("Template", self._call("graph_end", capture=capture))
 
-    def graph_abort(self, capture: Capture, error: BaseException | None) -> None:
-        self._call("graph_abort", capture=capture, error=error)
+    def graph_abort(self, capture: Capture, error: BaseException | None) -> BaseException | None:
+        return cast("BaseException | None", self._call("graph_abort", capture=capture, error=error))
 
     def graph_instantiate(self, template: Template) -> Executable:
         return cast("Executable", self._call("graph_instantiate", template=template))

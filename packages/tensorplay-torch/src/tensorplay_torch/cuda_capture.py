@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from tensorplay_core.errors import CaptureError, CaptureInvalidated, UnjoinedWork
+from tensorplay_core.errors import CaptureError, CaptureInvalidated
 from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
 from tensorplay_core.runtime import Runtime
 
 from ._private import PRIVATE
 from .bases import Bases, cuda_driver
+from .broken import WAITING, broken
 from .cuda_graph import Captured, CudaTemplate, torch_failure
 from .cuda_unwind import drop, end_quietly, ended
 from .cuda_watch import Watch
@@ -31,7 +32,6 @@ __all__ = ["CudaCapture", "OpenCapture", "attempt", "begin"]
 OWNER = "torch.cuda.CUDAGraph"
 LEGACY = (0, 1, 2)
 """Handles of the default streams, which cannot be captured."""
-UNJOINED = 904
 log = logging.getLogger(__name__)
 
 
@@ -175,22 +175,12 @@ class CudaCapture(OpenCapture):
         attempt("restoring bindings", self.watch.undo, error)
 
     def _what_broke(self, error: RuntimeError) -> CaptureError:
-        first = str(error).partition("\n")[0]
-        subject = f"the capture on {self.device}"
-        if getattr(error, "error_code", None) == UNJOINED or "unjoined" in first:
-            return UnjoinedWork(
-                doing="ending",
-                subject=subject,
-                met="work on a stream that was forked into it was not joined",
-                remedy="Before the end, let the capture stream wait for each forked stream: "
-                "torch.cuda.current_stream().wait_stream(side).",
-            )
-        return CaptureInvalidated(
+        subject, seen = f"the capture on {self.device}", self.watch.last_seen()
+        return broken(error, subject, doing="ending", seen=seen) or CaptureInvalidated(
             doing="ending",
             subject=subject,
-            met=f"it was broken before ({first}){self.watch.last_seen()}",
-            remedy="Take what waits for the device or reads a value (.item(), .cpu(), print) out "
-            "of the capture. If another thread did it, pass capture_error_mode='thread_local'.",
+            met=f"it was broken before ({str(error).partition(chr(10))[0]}){seen}",
+            remedy=WAITING,
         )
 
 

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import StaleGraph
 from tensorplay_core.protocols import CaptureOptions
 
+from .broken import of_operation
 from .culprit import name_of
 from .dispatch import CaptureDispatch
 from .generators import Generators, draws
@@ -52,7 +53,7 @@ class Watch:
         else:
             self._bindings = Bindings(lambda tensor: False)
         listeners = [] if self._listener is None else [self._listener]
-        self._dispatch = CaptureDispatch([*listeners, self._random])
+        self._dispatch = CaptureDispatch([*listeners, self._random], explain=of_operation)
         self._started: list[CaptureDispatch] = []
 
     @property
@@ -107,7 +108,7 @@ class Watch:
         self._random.bodies += 1
         alone = None
         if not self._started:
-            alone = CaptureDispatch([self._random])
+            alone = CaptureDispatch([self._random], explain=of_operation)
             self._on(alone)
         try:
             yield

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["blame", "compiled", "frames", "name_of", "where"]
+__all__ = ["blame", "compiled", "frames", "name_of", "outside", "where"]
 
 INTERNAL = frozenset(
     {
@@ -52,9 +52,14 @@ def where(thread: int | None = None) -> str:
         thread: Identifier of the thread that captures; see ``frames``.
     """
     for frame in frames(thread):
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in INTERNAL:
+        if outside(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
+
+
+def outside(frame: FrameType) -> bool:
+    """True if the frame runs code of the user's."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in INTERNAL
 
 
 def compiled() -> bool:

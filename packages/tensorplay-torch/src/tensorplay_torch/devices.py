@@ -9,6 +9,8 @@ from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 __all__ = ["index_of", "resolve_device", "stream_handle"]
 
 CPU = torch.device("cpu")
+MOST = 127
+"""Largest ordinal that a ``torch.device`` can hold."""
 
 
 def resolve_device(device: object) -> torch.device:
@@ -29,6 +31,7 @@ def resolve_device(device: object) -> torch.device:
             met=f"it is a {type(device).__name__}",
             remedy="Pass None, an ordinal, 'cpu', 'cuda', 'cuda:1' or a torch.device.",
         )
+    _refuse_wrapped(device)
     try:
         meant = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except RuntimeError as error:
@@ -75,6 +78,13 @@ def stream_handle(stream: object, device: torch.device) -> int | None:
         stream, "native_handle", None
     )
     return handle or 0
+
+
+def _refuse_wrapped(device: int | str | torch.device) -> None:
+    """Refuses an ordinal that torch, which keeps it in eight bits, would take for another."""
+    digits = str(device).rpartition(":")[2]
+    if digits.isdecimal() and int(digits) > MOST:
+        raise _refused(device, f"torch counts devices up to {MOST}")
 
 
 def _current() -> torch.device:

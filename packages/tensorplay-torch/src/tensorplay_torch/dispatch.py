@@ -22,9 +22,10 @@ from ._private import required
 from .culprit import blame
 from .modes import DISPATCH
 
-__all__ = ["CaptureDispatch", "Execute", "Listener"]
+__all__ = ["CaptureDispatch", "Execute", "Explain", "Listener"]
 
 Execute: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+Explain: TypeAlias = Callable[[Exception, Any, int], Exception | None]
 
 
 class Listener(Protocol):
@@ -47,6 +48,8 @@ class CaptureDispatch(TorchDispatchMode):
     Args:
         listeners: Called in this order.
         execute: Runs an operation, or does something else in its place.
+        explain: Given what an operation raised, the operation and the thread that captures, returns
+            the error to raise from it in its place, or None.
 
     Attributes:
         thread: The thread that captures, once started.
@@ -54,11 +57,16 @@ class CaptureDispatch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, listeners: Sequence[Listener] = (), execute: Execute = _run) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[Listener] = (),
+        execute: Execute = _run,
+        explain: Explain | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = [listener.before for listener in listeners]
         self._after = [listener.after for listener in listeners]
-        self._execute = execute
+        self._execute, self._explain = execute, explain
         self._plain = required("disable_torch_function", "capturing")
         self._depth = 0
         self.thread = 0
@@ -91,7 +99,10 @@ class CaptureDispatch(TorchDispatchMode):
             raise
         except Exception as error:
             blame(error, func, self.thread)
-            raise
+            explained = self._explain(error, func, self.thread) if self._explain else None
+            if explained is None:
+                raise
+            raise explained from error
 
     def start(self) -> None:
         """Begins to see this thread's operations."""

@@ -21,7 +21,7 @@ from .devices import index_of
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Generators", "checked", "draws", "identity"]
+__all__ = ["Generators", "checked", "draws", "identity", "keep_state"]
 
 # From 2.12 on a capture takes in any generator that its work draws from; before, only those that
 # were registered, and torch refuses work that draws from others.
@@ -52,7 +52,7 @@ class Generators:
 
     def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
         """Lets ``graph``, before it captures, advance the generators that the user named."""
-        _keep_state(self._index, self._default)
+        keep_state(self._index)
         for one in self._registered:
             graph.register_generator_state(one)
 
@@ -65,15 +65,18 @@ class Generators:
         return tuple(one.get_offset() for one in self._known.values())
 
 
-def _keep_state(index: int, default: torch.Generator) -> None:
+def keep_state(index: int) -> None:
     """Keeps what the default generator has on the device for graphs, from the first capture on.
 
     torch frees it with the last graph that follows the generator, so that the next capture would
     begin with an allocation: 100 µs. A graph that follows it and never captures prevents that.
+
+    Args:
+        index: Ordinal of the device.
     """
     if index not in _keepers:
         keeper = torch.cuda.CUDAGraph()
-        keeper.register_generator_state(default)
+        keeper.register_generator_state(torch.cuda.default_generators[index])
         _keepers[index] = keeper
 
 
@@ -98,7 +101,8 @@ def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.G
                 met=f"it is a {type(one).__name__}",
                 remedy=f"Pass torch.Generator(device={str(device)!r}).",
             )
-        if one.device != device:
+        # One that was made for "cuda" serves whichever device is current: the capture's.
+        if one.device.type != device.type or one.device.index not in (None, device.index):
             raise ArgumentError(
                 doing="registering",
                 subject=f"a generator of {one.device}",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 import itertools
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -37,6 +40,11 @@ __all__ = [
 ]
 
 Native: TypeAlias = tuple[int, int]
+_SNAPSHOT = (
+    {"include_traces": False}
+    if "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
+    else {}
+)
 
 
 class TorchPool:
@@ -171,7 +179,8 @@ def _routed(how: str, pool: TorchPool, native: Native, begun: Counter[Native]) -
     end = required("end_allocate", "routing allocations")
     begin(index, native)
     begun[native] += 1
-    pool.bodies[native] += 1
+    if native != pool.native:
+        pool.bodies[native] += 1
     try:
         yield
     finally:
@@ -223,12 +232,11 @@ def read_statistics(pool: TorchPool) -> PoolStatistics:
         return PoolStatistics(sum(reserved), sum(allocated), pool.peak, len(allocated))
     if pool.native is None or not torch.cuda.is_initialized():
         return PoolStatistics(0, 0, 0, 0)
-    index = index_of(pool.device)
+    index, natives = index_of(pool.device), {pool.native, *pool.bodies}
     segments = [
         segment
-        for native in (pool.native, *pool.bodies)
-        for segment in torch.cuda.memory_snapshot(native)
-        if segment["device"] == index
+        for segment in _segments()
+        if segment["device"] == index and segment["segment_pool_id"] in natives
     ]
     allocated = sum(segment["allocated_size"] for segment in segments)
     pool.peak = max(pool.peak, allocated)
@@ -242,6 +250,21 @@ def read_statistics(pool: TorchPool) -> PoolStatistics:
             for block in segment["blocks"]
         ),
     )
+
+
+def _segments() -> list[dict[str, Any]]:
+    """What torch's allocator holds on all devices.
+
+    It is asked for everything, not for one pool: torch up to 2.14 drops references to the numbers
+    of a pool's id that it was only lent, so that asking often enough for one ends the process
+    (pytorch pull request 196366).
+    """
+    if sys.version_info < (3, 12):
+        # Asked for everything it drops these: later Pythons never free them, here it gets its own.
+        for number in (0, 0, False):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(**_SNAPSHOT)
+    return segments
 
 
 def _identity(token: object) -> tuple[object, object]:

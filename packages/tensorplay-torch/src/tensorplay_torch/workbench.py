@@ -11,12 +11,15 @@ from typing import Any, cast
 
 import torch
 
+from tensorplay_core import reclaim
 from tensorplay_core.errors import CaptureInvalidated
 from tensorplay_core.protocols import Device
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.testing.workbench import Workbench
 
+from .devices import index_of
 from .driver.conditional import Conditionals
+from .generators import keep_state
 
 __all__ = ["TorchWorkbench"]
 
@@ -42,6 +45,10 @@ class TorchWorkbench:
             base = driver.bases("host")
             (point,) = entry_points(group="tensorplay_core.workbenches", name="host")
             self._host = point.load()(base, base.resolve_device())
+        else:
+            # The first capture would take this for good: it must not count as one test's leak.
+            torch.cuda.init()
+            keep_state(index_of(self._device))
 
     def buffer(self, values: Sequence[float]) -> torch.Tensor:
         """A float32 tensor."""
@@ -57,6 +64,9 @@ class TorchWorkbench:
 
     def read(self, buffer: Any) -> list[float]:
         """The values, as floats."""
+        if self._host is None and not reclaim.captures_live():
+            # Copying to the host waits for the current stream, and work may be on any.
+            torch.cuda.synchronize(self._device)
         with self._typed("reading a tensor"):
             return [float(value) for value in buffer.tolist()]
 

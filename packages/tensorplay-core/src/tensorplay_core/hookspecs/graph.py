@@ -49,10 +49,14 @@ def tensorplay_graph_end(capture: Capture) -> Template:
 
 
 @hookspec(firstresult=True)
-def tensorplay_graph_abort(capture: Capture, error: BaseException | None) -> None:
+def tensorplay_graph_abort(
+    capture: Capture, error: BaseException | None
+) -> BaseException | None:
     """Ends and discards a capture that failed, bodies first, and restores the current stream.
 
     Never raises; what it meets on the way it adds to ``error`` as notes. Observers do not see it.
+    Where ``error`` is a library's own way to say that the capture was broken or refused, it returns
+    the error of the tree that says so, to be raised from it; None leaves the user's as it is.
     """
 
 

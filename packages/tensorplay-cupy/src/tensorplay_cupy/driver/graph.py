@@ -29,7 +29,7 @@ from tensorplay_cupy.captures import CupyCapture
 from tensorplay_cupy.linalg import libraries
 from tensorplay_cupy.memory import PoolAllocator
 from tensorplay_cupy.operands import Operand, Operands, witnesses
-from tensorplay_cupy.refusals import caller
+from tensorplay_cupy.refusals import caller, refusal_of
 
 from .pool import Pools
 
@@ -130,7 +130,9 @@ class Graphs(Pools):
             looking.forget()
 
     @hookimpl
-    def tensorplay_graph_abort(self, capture: CupyCapture, error: BaseException | None) -> None:
+    def tensorplay_graph_abort(
+        self, capture: CupyCapture, error: BaseException | None
+    ) -> BaseException | None:
         """Discards the capture, bodies first, and puts back what was current before."""
 
         def note(sentence: str) -> None:
@@ -142,6 +144,7 @@ class Graphs(Pools):
         self.base.runtime.graph_abort(capture.inner, error)
         capture.plans.settle(kept=False)
         capture.allocator.seal()
+        return refusal_of(error) if error is not None else None
 
     @hookimpl
     def tensorplay_graph_instantiate(self, template: Template) -> Executable:

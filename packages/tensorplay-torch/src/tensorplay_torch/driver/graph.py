@@ -12,6 +12,7 @@ from tensorplay_core.runtime import Runtime
 from tensorplay_core.topology import Topology
 from tensorplay_torch import cpu_capture, cuda_capture
 from tensorplay_torch.adoption import ForeignCapture, adopt
+from tensorplay_torch.broken import of_block
 from tensorplay_torch.cpu_capture import CpuCapture, CpuExecutable, CpuTemplate
 from tensorplay_torch.cuda_capture import CudaCapture
 from tensorplay_torch.cuda_graph import CudaExecutable, CudaTemplate
@@ -58,9 +59,12 @@ class Graphs(Pools):
         return capture.end()
 
     @hookimpl
-    def tensorplay_graph_abort(self, capture: Root, error: BaseException | None) -> None:
+    def tensorplay_graph_abort(
+        self, capture: Root, error: BaseException | None
+    ) -> BaseException | None:
         """Discards it, bodies first, and gives back what it took of torch."""
         capture.abort(error)
+        return of_block(error)
 
     @hookimpl
     def tensorplay_graph_instantiate(self, template: TorchTemplate) -> Executable:
