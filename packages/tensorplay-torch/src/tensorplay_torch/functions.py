@@ -34,9 +34,9 @@ REFUSED: Mapping[Any, tuple[str, Reason]] = {
     Tensor.data_ptr: ("Tensor.data_ptr", Reason.MEMORY),
     Tensor.data.__set__: ("Tensor.data = ...", Reason.DATA_ASSIGNMENT),  # type: ignore[attr-defined]
     Tensor.__deepcopy__: ("copy.deepcopy(tensor)", Reason.COPIED_BY_BYTES),
-    Tensor.__reduce_ex__: ("pickling a tensor", Reason.COPIED_BY_BYTES),
     Tensor.share_memory_: ("Tensor.share_memory_", Reason.MOVES_EXTERNAL),
 }
+BINDINGS = frozenset({Tensor.grad.__set__, Tensor.grad.__delete__})  # type: ignore[union-attr]
 SEQUENCES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 """They read the numbers of tensors inside the sequences that they are given."""
 SPLITS = frozenset({torch.tensor_split, Tensor.tensor_split})
@@ -49,10 +49,14 @@ class HostReads(TorchFunctionMode):
     """Refuses by name what reads or moves a tensor's memory on the host.
 
     It stays on during backward passes too, whose hooks and custom functions are the user's code.
+
+    Args:
+        rebinding: Is told of each tensor whose ``.grad`` is about to be bound to something else.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rebinding: Callable[[Tensor], None]) -> None:
         super().__init__()
+        self._rebinding = rebinding
         self._depth = 0
 
     def __torch_function__(
@@ -66,6 +70,8 @@ class HostReads(TorchFunctionMode):
         if func in REFUSED:
             name, reason = REFUSED[func]
             raise refused(name, reason)
+        if func in BINDINGS:
+            self._rebinding(args[0])
         if func in SEQUENCES and any(map(_holds_tensor, (*args, *keywords.values()))):
             raise refused("making a tensor from numbers in tensors", Reason.HOST_READ)
         if func in SPLITS and any(
@@ -74,13 +80,11 @@ class HostReads(TorchFunctionMode):
             raise refused("Tensor.tensor_split by a tensor", Reason.HOST_READ)
         if func is multi_head_attention_forward and _leaves_fast_path(args, keywords):
             raise refused("nn.MultiheadAttention", Reason.FAST_ATTENTION)
-        if func is Tensor.backward:
+        beneath = DIFFERENTIATE.get(func)
+        if beneath is not None:
+            _refuse_compiled(args[0] if args else next(iter(keywords.values())))
             with self:
-                return _backward(*args, **keywords)
-        if func is torch.autograd.grad:
-            _refuse_compiled(args[0] if args else keywords["outputs"])
-            with self:
-                return _grad(*args, **keywords)
+                return beneath(*args, **keywords)
         return func(*args, **keywords)
 
     # torch.compile would trace into this method, and compile each operation by itself.
@@ -124,17 +128,6 @@ def _holds_tensor(data: Any) -> bool:
     )
 
 
-def _backward(
-    tensor: Tensor,
-    gradient: Tensor | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-) -> None:
-    _refuse_compiled(tensor)
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
-
-
 def _refuse_compiled(outputs: Any) -> None:
     """Refuses a backward pass through what torch.compile compiled before the capture."""
     tensors = (outputs,) if isinstance(outputs, Tensor) else outputs
@@ -153,12 +146,15 @@ def _refuse_compiled(outputs: Any) -> None:
 def _beneath_overrides(function: Any) -> Any:
     """``function`` as it is when no mode is on, for calls from a mode that stays on inside it."""
     code: types.CodeType = function.__code__
-    if "has_torch_function" not in code.co_names:
-        return function
-    names = {**function.__globals__, "has_torch_function": lambda *_: False}
+    checks = [name for name in code.co_names if name.startswith("has_torch_function")]
+    names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
     copy = types.FunctionType(code, names, code.co_name, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
-_grad = _beneath_overrides(torch.autograd.grad)
+DIFFERENTIATE = {
+    function: _beneath_overrides(function)
+    for function in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+}
+"""They run hooks and functions of the user's."""

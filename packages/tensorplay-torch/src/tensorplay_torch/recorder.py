@@ -79,7 +79,7 @@ class Recorder:
         self._random = Randomness(checked(options.generators, CPU))
         self._admission = Admission(self._random)
         self._dispatch = CaptureDispatch(execute=self._record)
-        self._functions = HostReads()
+        self._functions = HostReads(self._bindings.leaf)
         self._scopes: list[Scope] = [self.arena.scope]
         self._arenas = [self.arena]
         self._settings = settings()

@@ -1,0 +1,390 @@
+"""What a capture on the CPU refuses: each by its name, at the user's line, with a way out."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from tensorplay_core import OperationRefused
+from tensorplay_core.protocols import CaptureOptions
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*Sparse CSR tensor support:UserWarning"),
+]
+
+
+def here() -> str:
+    """The line below the caller's."""
+    return f"{__file__}:{sys._getframe(1).f_lineno + 1}"
+
+
+def refusal(record, function, *args) -> OperationRefused:
+    with pytest.raises(OperationRefused) as refused:
+        record(function, *args)
+    error = refused.value
+    assert error.where in str(error)
+    assert error.where.startswith(f"{__file__}:")
+    assert all((error.doing, error.subject, error.met, error.remedy))
+    return error
+
+
+def x() -> torch.Tensor:
+    return torch.randn(4, 4)
+
+
+HOST_READS = {
+    "Tensor.item": lambda t: t[0, 0].item(),
+    "Tensor.tolist": lambda t: t.tolist(),
+    "Tensor.numpy": lambda t: t.numpy(),
+    "numpy.asarray(tensor)": lambda t: np.asarray(t),
+    "Tensor.__dlpack__": lambda t: np.from_dlpack(t),
+    "Tensor.data_ptr": lambda t: t.data_ptr(),
+    "bool(tensor)": lambda t: 1 if t.sum() > 0 else 0,
+    "int(tensor)": lambda t: int(t[0, 0]),
+    "float(tensor)": lambda t: float(t[0, 0]),
+    "complex(tensor)": lambda t: complex(t[0, 0]),
+    "operator.index(tensor)": lambda t: range(t[0, 0].long()),
+    "element in tensor": lambda t: 1.0 in t,
+    "repr(tensor)": lambda t: repr(t),
+    "format(tensor)": lambda t: f"{t.sum()}",
+    "copy.deepcopy(tensor)": lambda t: copy.deepcopy(t),
+    "making a tensor from numbers in tensors": lambda t: torch.tensor([t[0, 0], 1.0]),
+    "Tensor.tensor_split by a tensor": lambda t: t.tensor_split(torch.tensor([1, 2])),
+    "aten.equal": lambda t: torch.equal(t, t * 1),
+    "aten._local_scalar_dense": lambda t: torch.zeros(5).expand(t[0, 0].long().abs(), 5),
+    "aten.allclose": lambda t: torch.allclose(t, t),
+}
+
+
+@pytest.mark.parametrize("name", HOST_READS)
+@pytest.mark.parametrize("born", [False, True], ids=["from outside", "born inside"])
+def test_reads_on_the_host(record, name, born):
+    read = HOST_READS[name]
+    t = x()
+    assert refusal(record, lambda: read(t * 1 if born else t)).operation == name
+    read(t)  # Outside a capture it is nobody's business.
+
+
+def test_the_line_is_the_users(record):
+    t = x()
+
+    def body():
+        nonlocal line
+        line = here()
+        return (t * 2).sum().item()
+
+    line = ""
+    assert refusal(record, body).where == line
+
+
+def test_host_reads_in_a_backward_pass_are_seen(record):
+    class Peeks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.from_numpy(grad.numpy() * 2)
+
+    t = x().requires_grad_()
+    assert refusal(record, lambda: Peeks.apply(t).sum().backward()).operation == "Tensor.numpy"
+    one = refusal(record, lambda: torch.autograd.grad(Peeks.apply(t).sum(), t))
+    assert one.operation == "Tensor.numpy"
+    hooked = x().requires_grad_()
+    hooked.register_hook(lambda grad: grad.tolist())
+    assert refusal(record, lambda: (hooked * 2).sum().backward()).operation == "Tensor.tolist"
+    assert hooked.grad is None
+
+
+VALUE_SHAPES = {
+    "aten.nonzero": lambda t: t.nonzero(),
+    "aten.masked_select": lambda t: t.masked_select(t > 0),
+    "aten._unique2": lambda t: t.unique(),
+    "aten.unique_consecutive": lambda t: t.unique_consecutive(),
+    "aten.bincount": lambda t: torch.bincount(t[0].long()),
+    "aten.repeat_interleave.Tensor": lambda t: t.repeat_interleave(torch.tensor([1, 2, 1, 1]), 0),
+    "aten.index.Tensor": lambda t: t[t > 0],
+    "aten.index_put_": lambda t: t.clone().__setitem__(t > 0, t[0, :1].expand(16)),
+    "aten._pack_padded_sequence": lambda t: torch.nn.utils.rnn.pack_padded_sequence(
+        t, torch.tensor([4, 2, 1, 1])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUE_SHAPES)
+def test_shapes_that_depend_on_values(record, name):
+    assert refusal(record, VALUE_SHAPES[name], x()).operation == name
+
+
+def test_masks_that_select_nothing_are_fine(record):
+    t = x()
+    repeats = torch.tensor([1, 2, 1, 1])
+    captured = record(
+        lambda: (
+            torch.nonzero_static(t, size=3),
+            t.repeat_interleave(repeats, 0, output_size=5),
+            t[torch.tensor([0, 2])],
+        )
+    )
+    captured.replay()
+    assert torch.equal(captured.result[1], t.repeat_interleave(repeats, 0))
+    assert torch.equal(captured.result[2], t[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    {
+        "aten._linalg_check_errors": lambda t: torch.linalg.inv(t),
+        "aten.cholesky": lambda t: torch.cholesky(t @ t.t() + torch.eye(4)),
+    }.items(),
+)
+@pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated:UserWarning")
+def test_factorisations_that_check_themselves(record, name, function):
+    error = refusal(record, function, x())
+    assert error.operation == name
+    assert "_ex" in error.remedy
+    record(lambda: torch.linalg.inv_ex(x())).replay()
+
+
+MOVES = {
+    "aten.t_": lambda t: t.t_(),
+    "aten.unsqueeze_": lambda t: t.unsqueeze_(0),
+    "aten.resize_": lambda t: t.resize_(9),
+    "aten.set_.source_Tensor": lambda t: t.set_(torch.ones(2)),
+    "aten.add.out": lambda t: torch.add(torch.ones(5), 1, out=t),
+    "Tensor.data = ...": lambda t: setattr(t, "data", torch.ones(2)),
+    "Tensor.share_memory_": lambda t: t.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_tensors_from_outside_stay_where_they_are(record, name):
+    t = torch.randn(0) if name == "aten.add.out" else x()
+    shape, address = t.shape, t.data_ptr()
+    assert refusal(record, MOVES[name], t).operation == name
+    assert (t.shape, t.data_ptr()) == (shape, address)
+
+
+def test_tensors_that_are_not_plain_memory(record):
+    t = x()
+    csr, quantized = t.to_sparse_csr(), torch.quantize_per_tensor(t, 0.1, 0, torch.qint8)
+    assert refusal(record, lambda: csr @ t).operation.startswith("aten.")
+    assert "to_dense" in refusal(record, lambda: t.to_sparse()).remedy
+    assert "dequantize" in refusal(record, lambda: quantized.dequantize()).remedy
+    assert "strided" in refusal(record, lambda: t.to_mkldnn()).met
+
+
+def test_operations_whose_results_are_unknown(record):
+    @torch.library.custom_op("tensorplay_tests::unknown", mutates_args=())
+    def unknown(t: torch.Tensor) -> torch.Tensor:
+        return t.clone()
+
+    @torch.library.custom_op("tensorplay_tests::counts", mutates_args=())
+    def counts(t: torch.Tensor) -> int:
+        return int((t > 0).sum())
+
+    t = x()
+    error = refusal(record, lambda: unknown(t))
+    assert error.operation == "tensorplay_tests.unknown"
+    assert "register_fake" in error.remedy
+    assert refusal(record, lambda: counts(t)).operation == "tensorplay_tests.counts"
+
+
+def test_other_devices(record):
+    t = x()
+    assert "device='cuda'" in refusal(record, lambda: t.to("meta")).remedy
+    meta = record(lambda: torch.ones(2, device="meta") * 2)
+    assert meta.result.device.type == "meta"
+    assert meta.recorder.node_count == 0
+
+
+class Random:
+    """Ways to change a generator's state by hand."""
+
+    def reseeds(t):
+        torch.manual_seed(0)
+        return torch.rand_like(t)
+
+    def reseeds_last(t):
+        t = torch.rand_like(t)
+        torch.manual_seed(0)
+        return t
+
+    def rewinds(t):
+        state = torch.get_rng_state()
+        first = torch.rand_like(t)
+        torch.set_rng_state(state)
+        return first, torch.rand_like(t)
+
+    def forks(t):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return torch.rand_like(t)
+
+    def checkpoints(t):
+        t = t.clone().requires_grad_()
+        checkpoint(lambda t: F.dropout(t, 0.5), t, use_reentrant=False).sum().backward()
+        return t.grad
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Random) if not name.startswith("_")])
+def test_random_state_set_by_hand(record, name):
+    before = torch.get_rng_state()
+    with pytest.raises(OperationRefused, match="manual_seed"):
+        record(getattr(Random, name), x())
+    if name != "checkpoints":
+        torch.set_rng_state(before)
+    before = torch.get_rng_state()
+    record(lambda: torch.rand(3)).replay()
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_generators_have_to_be_known(record):
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+
+    def body():
+        return torch.rand(3, generator=generator), torch.rand(3)
+
+    assert "register_generator_state" in refusal(record, body).remedy
+    captured = record(body, options=CaptureOptions(generators=(generator,)))
+    assert torch.equal(generator.get_state(), before)
+    for _ in range(3):
+        torch.manual_seed(1)
+        captured.replay()
+        after = generator.get_state()
+        generator.set_state(before)
+        torch.manual_seed(1)
+        assert all(map(torch.equal, captured.result, body()))
+        assert torch.equal(generator.get_state(), after)
+        before = after
+
+    def reseeds():
+        generator.manual_seed(1)
+        return torch.rand(3, generator=generator)
+
+    with pytest.raises(OperationRefused, match="manual_seed"):
+        record(reseeds, options=CaptureOptions(generators=(generator,)))
+
+
+def test_draws_in_bodies(record):
+    def body():
+        nonlocal captured
+        with captured.body():
+            return torch.rand(3)
+
+    captured = None
+
+    class Bodied(record):
+        def __init__(self, function):
+            nonlocal captured
+            self.works, self.names, self.attributes = [], [], []
+            from tensorplay_torch.recorder import Recorder
+
+            captured = Recorder(self)
+            with captured:
+                function()
+
+    assert "body" in refusal(Bodied, body).met
+
+
+def test_checkpoints_without_draws_are_fine(record):
+    w = x().requires_grad_()
+
+    def body():
+        y = checkpoint(lambda t: torch.tanh(t @ w), w, use_reentrant=False)
+        return torch.autograd.grad(y.sum(), w)[0]
+
+    captured = record(body)
+    captured.replay()
+    assert torch.equal(captured.result, body())
+
+
+class Compiled:
+    @staticmethod
+    def make(function=lambda t: t.sin() + 1, **options):
+        torch.compiler.reset()
+        return torch.compile(function, backend="aot_eager", **options)
+
+    def warm(self):
+        function = self.make()
+        function(x())
+        return function, lambda t: function(t)
+
+    def cold(self):
+        function = self.make()
+        return function, lambda t: function(t)
+
+    def module(self):
+        model = self.make(torch.nn.Linear(4, 4))
+        model(x())
+        return model, lambda t: model(t)
+
+    def backward(self):
+        function = self.make()
+        leaf = x().requires_grad_()
+        loss = function(leaf).sum()
+        return function, lambda t: loss.backward()
+
+    def gradient(self):
+        function = self.make()
+        leaf = x().requires_grad_()
+        loss = function(leaf).sum()
+        return function, lambda t: torch.autograd.grad(loss, leaf)
+
+
+@pytest.mark.parametrize("name", ["warm", "cold", "module", "backward", "gradient"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_functions(record, name):
+    function, body = getattr(Compiled(), name)()
+    error = refusal(record, body, x())
+    assert "torch.compile" in error.met
+    # It is compiled all the same outside, before and after.
+    t = x()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    function(t)
+    function(t)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= graphs + 1
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_control_flow_operators_of_torch(record):
+    t = x()
+    with pytest.raises(Exception, match=r"tensorplay_torch\.cond"):
+        record(lambda: torch.cond(t.sum() > 0, torch.sin, torch.cos, (t,)))
+
+
+def test_attention_on_its_fast_path(record):
+    model = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    t = x().unsqueeze(0)
+
+    def body():
+        with torch.no_grad():
+            return model(t)
+
+    assert "set_fastpath_enabled(False)" in refusal(record, body).remedy
+    record(lambda: model(t))  # With gradients there is no fast path.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        captured = record(body)
+        captured.replay()
+        assert torch.equal(captured.result, body())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_modules_that_are_not_ready(record):
+    lazy = torch.nn.LazyLinear(3)
+    refusal(record, lambda: lazy(x()))
+    norm = torch.nn.BatchNorm1d(4, momentum=None)
+    assert refusal(record, lambda: norm(x())).operation == "float(tensor)"
