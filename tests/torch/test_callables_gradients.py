@@ -180,6 +180,7 @@ def test_frozen_parameters_and_inputs_without_grad(device, twins, param_grads):
 
 
 @GRADS
+@pytest.mark.usefixtures("exact")
 def test_shared_parameters_get_the_sum(device, twins, param_grads):
     class Tied(nn.Module):
         def __init__(self):

@@ -179,7 +179,13 @@ def test_random_numbers_follow_eager_s_stream(device, twins, draw):
         def forward(self, x):
             return draw(self.linear(x)).square()
 
-    pair = twins(Module().to(device), leaf(device))
+    try:
+        pair = twins(Module().to(device), leaf(device))
+    except tp.CaptureError:
+        # torch looks at values on the host for these, on CUDA.
+        assert device == "cuda"
+        assert draw in (DRAWS["randperm"], DRAWS["multinomial"])
+        return
     for seed in (6, None, 128, 128, None):
         if seed is not None:
             torch.manual_seed(seed)

@@ -90,7 +90,7 @@ class TrainingCall:
         self._subject, self._alias, self._device = subject, alias, device.type
         self._plain, self._count = arguments.plain, len(arguments.requires)
         self._build = forward.outputs.build
-        self._aliases = {id(slot): Aliases(slot.forward.outputs.buffers) for slot in slots}
+        self._aliases = {id(slot): Aliases(slot.forward.outputs) for slot in slots}
         self._differentiable = forward.outputs.differentiable
         total = range(len(forward.outputs.buffers))
         self._fixed = [n for n in total if n not in self._differentiable]
@@ -256,14 +256,9 @@ def _inside_ddp() -> bool:
     return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None
 
 
-def _replayed(recorded: Backward, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    try:
-        return recorded.run(gradients)
-    except SignatureMismatch:
-        # Autograd brings gradients of any strides; those of sum() are expanded.
-        return recorded.run(
-            [
-                torch.empty_like(seed).copy_(gradient.detach())
-                for seed, gradient in zip(recorded.seeds, gradients, strict=True)
-            ]
-        )
+def _replayed(recorded: Backward, gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    for place, (gradient, stride) in enumerate(zip(gradients, recorded.strides, strict=True)):
+        if gradient.stride() != stride:
+            # Autograd brings gradients of any strides; those of sum() are expanded.
+            gradients[place] = recorded.seeds[place].copy_(gradient.detach())
+    return recorded.run(gradients)

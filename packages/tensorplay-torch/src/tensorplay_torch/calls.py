@@ -12,6 +12,7 @@ from tensorplay_core.errors import SignatureMismatch
 
 from .arguments import Arguments
 from .lanes import Chain
+from .outputs import Outputs
 from .passes import Forward
 
 __all__ = ["Aliases", "Call", "bare_call", "explained", "requirements"]
@@ -42,7 +43,7 @@ def bare_call(
     plain, take, count = arguments.plain, arguments.take, len(arguments.tensors)
     run, build = forward.run, forward.outputs.build
     lock, follow, launched = chain.lane.lock, chain.lane.follow, chain.launched
-    aliases = Aliases(forward.outputs.buffers) if alias else None
+    aliases = Aliases(forward.outputs) if alias else None
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = args if plain and not kwargs and len(args) == count else take(args, kwargs)
@@ -64,20 +65,19 @@ class Aliases:
     """Results that are the graph's own memory.
 
     Args:
-        buffers: Of the graph.
+        outputs: Of the graph.
     """
 
-    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
-        self._buffers = list(buffers)
+    def __init__(self, outputs: Outputs) -> None:
+        self._buffers, self._rewritten = outputs.buffers, outputs.rewritten
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
         """Tensors over the memory that a launch has just overwritten.
 
         The write is counted: autograd refuses a backward that saved what was there before.
         """
-        buffers = self._buffers
-        torch.autograd.graph.increment_version(buffers)
-        return tuple([buffer.detach() for buffer in buffers])
+        torch.autograd.graph.increment_version(self._rewritten)
+        return tuple([buffer.detach() for buffer in self._buffers])
 
 
 def requirements(inputs: Sequence[Any]) -> list[bool] | None:

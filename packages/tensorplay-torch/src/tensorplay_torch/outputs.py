@@ -14,6 +14,7 @@ import torch
 from tensorplay_core.errors import CaptureError
 
 from .eligibility import plain_tensor
+from .storages import key_of
 from .structure import structure_of
 
 __all__ = ["Outputs", "dense", "is_dense"]
@@ -33,6 +34,7 @@ class Outputs:
         computed: The tensors that the graph computed, each once, as the callable returned them.
         differentiable: Which of them have a history.
         buffers: The same without history, dense: what each call copies.
+        rewritten: Those of them that each replay writes: all but views of parameters and buffers.
         build: ``build(inputs, results)`` makes the result of a call.
 
     Raises:
@@ -69,6 +71,8 @@ class Outputs:
                 recipe.append(("result", numbers[id(leaf)]))
         self.differentiable = [n for n, one in enumerate(self.computed) if one.requires_grad]
         self.buffers = [dense(tensor.detach()) for tensor in self.computed]
+        lent = {key_of(one) for one in known.values() if isinstance(one, torch.Tensor)}
+        self.rewritten = [one for one in self.buffers if key_of(one) not in lent]
         self.build = _builder(structure, recipe, type(value))
 
 

@@ -70,6 +70,7 @@ class Backward:
     Attributes:
         graph: What replays it.
         seeds: Buffers for the gradients of the outputs.
+        strides: Of each.
         run: ``run(gradients)`` copies, launches, and returns copies of the leaves' gradients.
         places: For each leaf, in order, which of those is its own; None if it gets none.
         accumulation: What it adds to gradients itself; None if nothing.
@@ -84,6 +85,7 @@ class Backward:
         accumulation: Accumulation | None,
     ) -> None:
         self.graph, self.seeds, self.places = graph, seeds, tuple(places)
+        self.strides = [seed.stride() for seed in seeds]
         self.accumulation = accumulation
         self.run: StagePlan = graph.stage(seeds, results)
 

@@ -35,6 +35,7 @@ class Preservation:
 
     def __init__(self, device: torch.device, buffers: Iterable[torch.Tensor]) -> None:
         self.generators: list[torch.Generator] = []
+        self._device = device
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._born: dict[int, Watched] = {}
         self._versions = Versions()
@@ -86,6 +87,9 @@ class Preservation:
         for storage, saved in self._saved.values():
             if storage.nbytes() == saved.nbytes():
                 storage.copy_(saved)
+        if self._device.type == "cuda":
+            # What was saved lies in memory of the warm-up's stream, which may be reused at once.
+            torch.cuda.synchronize(self._device)
         self._versions.restore()
         for generator, state in self._states.values():
             generator.set_state(state)
