@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from tensorplay_core.errors import SignatureMismatch
 from tensorplay_torch.attributes import Attributes
 from tensorplay_torch.dispatch import CaptureDispatch
+from tensorplay_torch.operations import describe
 from tensorplay_torch.preservation import Preservation
 from tensorplay_torch.reached import Reached
 
@@ -66,14 +68,20 @@ class Before:
     Memory is restored in place, also memory that nobody named but that an operation of the warm-up
     wrote; so are random states, attributes of modules, gradients and the keys of the optimizer.
 
+    Args:
+        recipe: The step.
+        also: Further memory, which work that nobody watches may change.
+
     Attributes:
         preservation: Of memory and random states; a listener of a dispatch mode.
+        written: What watched work wrote, and had not made.
         modules: Every module that the step runs or writes, by path.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, also: Iterable[torch.Tensor] = ()) -> None:
         self._recipe = recipe
-        self.preservation = Preservation(recipe.device, named_state(recipe).values())
+        self.written: list[torch.Tensor] = []
+        self.preservation = Preservation(recipe.device, (*named_state(recipe).values(), *also))
         self.modules = {
             f"{owner}.{path}" if owner and path else owner or path: module
             for owner, outermost in reached_by(recipe).items()
@@ -87,7 +95,7 @@ class Before:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Notes what memory the work of the block is about to change, beside what has a name."""
-        dispatch = CaptureDispatch([self.preservation])
+        dispatch = CaptureDispatch([self.preservation, _Writes(self.preservation, self.written)])
         dispatch.start()
         try:
             yield
@@ -131,10 +139,32 @@ class Before:
             state[key].update(before)
 
 
+class _Writes:
+    """Takes down what operations write; a listener of a dispatch mode."""
+
+    def __init__(self, preservation: Preservation, written: list[torch.Tensor]) -> None:
+        self._preservation, self._written = preservation, written
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """``func`` is about to run."""
+        if isinstance(func, OpOverload):
+            for tensor in describe(func).written(args, kwargs):
+                if not self._preservation.is_born(tensor):
+                    self._written.append(tensor.detach())
+
+    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Nothing more is to be seen."""
+
+
 @contextmanager
-def preserved(recipe: Recipe) -> Iterator[Before]:
-    """Puts back what steps that are taken in the block change, if one of them is watched."""
-    before = Before(recipe)
+def preserved(recipe: Recipe, also: Iterable[torch.Tensor] = ()) -> Iterator[Before]:
+    """Puts back what steps that are taken in the block change.
+
+    Args:
+        recipe: The step.
+        also: Memory without a name that they change. What a watched step changes is put back, too.
+    """
+    before = Before(recipe, also)
     try:
         with torch.inference_mode(False):
             yield before

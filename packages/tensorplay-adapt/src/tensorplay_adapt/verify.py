@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -75,8 +75,9 @@ def compare_with_eager(
         fresh: No step was taken yet: the eager optimizer begins without state.
     """
     with _stateless(recipe) if fresh else nullcontext():
-        eager = _taken(recipe, lambda: recipe.run(*batch).loss, steps)
-    replayed = _taken(recipe, captured, steps)
+        eager, written = _taken(recipe, lambda: recipe.run(*batch).loss, steps)
+    # What a launch writes shows in no operation.
+    replayed, _ = _taken(recipe, captured, steps, written)
     return Verification(steps, len(eager), tuple(_differences(eager, replayed)))
 
 
@@ -92,10 +93,17 @@ def _stateless(recipe: Recipe) -> Iterator[None]:
         state.update(before)
 
 
-def _taken(recipe: Recipe, step: Callable[[], torch.Tensor], steps: int) -> dict[str, torch.Tensor]:
-    with preserved(recipe) as before, before.watching():
+def _taken(
+    recipe: Recipe,
+    step: Callable[[], torch.Tensor],
+    steps: int,
+    also: Iterable[torch.Tensor] = (),
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Losses and state after steps that are undone, and what memory they wrote."""
+    with preserved(recipe, also) as before, before.watching():
         found = {f"loss {number}": step().clone() for number in range(1, steps + 1)}
-        return found | {n: one.detach().clone() for n, one in named_state(recipe).items()}
+        found |= {name: one.detach().clone() for name, one in named_state(recipe).items()}
+        return found, before.written
 
 
 def _differences(
