@@ -71,16 +71,25 @@ class Groups:
         for graph in self.graphs:
             for key, was, now in graph.refused({**values, **self.overridden}):
                 refused[key] = f"{_spelled(key)} is {now}, and {was} is fixed in the graph"
+            for key in graph.keys - values.keys():
+                refused[key] = f"{_spelled(key)} is {self._said_now(key)}, was a number"
         yield from refused.values()
-        now_options = {(place, name): value for place, name, value in _options(self._optimizer)}
+        options = {(place, name): value for place, name, value in _options(self._optimizer)}
         for place, name, was in self._options:
-            now = now_options.get((place, name), was)
+            now = options.get((place, name), was)
             if now is not was and (isinstance(was, torch.Tensor) or not _same(was, now)):
-                yield f"param_groups[{place}][{name!r}] is {_said(now)}, was {_said(was)}"
+                yield f"{_spelled((place, name, None))} is {_said(now)}, was {_said(was)}"
         if rule_of(self._optimizer) is None:
+            # What torch's own optimizers do not know, they do not read either.
             known = {(place, name) for place, name, _ in self._options}
-            for place, name in now_options.keys() - known:
-                yield f"param_groups[{place}][{name!r}] is new"
+            known |= {key[:2] for graph in self.graphs for key in graph.keys}
+            for place, name in {*options, *(key[:2] for key in values)} - known:
+                yield f"{_spelled((place, name, None))} is new"
+
+    def _said_now(self, key: Key) -> str:
+        for group in self._optimizer.param_groups[key[0] :]:
+            return _said(group[key[1]]) if key[1] in group else "gone"
+        return "gone"
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, Any]]:
@@ -97,7 +106,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _said(value: Any) -> str:
-    return "another tensor" if isinstance(value, torch.Tensor) else repr(value)
+    return "another tensor" if isinstance(value, torch.Tensor) else f"{value!r:.60}"
 
 
 def _spelled(key: Key) -> str:

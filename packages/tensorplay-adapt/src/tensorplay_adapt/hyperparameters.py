@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -205,16 +205,23 @@ class Hyperparameters:
             return False
         return True
 
+    @property
+    def keys(self) -> Set[Key]:
+        """Those that there were at the capture."""
+        return self._written.keys()
+
     def write(self, values: Mapping[Key, float]) -> None:
         """Makes the graph compute with these values from its next launch on.
 
         Args:
-            values: Of keys that are not frozen.
+            values: Of keys that are not frozen; keys that there were not at the capture are left.
         """
-        changed = {key for key, value in values.items() if not _equal(value, self._written[key])}
-        if not changed:
-            return
-        self._written.update(values)
+        changed = {
+            key: value
+            for key, value in values.items()
+            if key in self._written and not _equal(value, self._written[key])
+        }
+        self._written.update(changed)
         datas: dict[int, bytearray] = {}
         for place in {id(p): p for key in changed for p in self._places.get(key, ())}.values():
             data = datas.setdefault(place.node, bytearray(self._nodes[place.node].data))
