@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGrap
 from ._private import required
 from .arguments import Arguments
 from .calls import Aliases, explained, requirements
+from .lanes import Ticket
 from .passes import Backward
 from .slots import Slot, choose
 
@@ -94,7 +95,9 @@ class TrainingCall:
         self._differentiable = forward.outputs.differentiable
         total = range(len(forward.outputs.buffers))
         self._fixed = [n for n in total if n not in self._differentiable]
+        # With one result there is one backward, and it always has its gradient.
         self._single = len(total) == 1
+        self._only = slots[0] if len(slots) == 1 and not alias else None
         leaves = [leaf for leaf in forward.leaves if leaf.real is not None]
         self._read = [leaf.real for leaf in leaves]
         self._names = [leaf.name for leaf in leaves]
@@ -117,9 +120,8 @@ class TrainingCall:
     def _prepare_straight(self) -> None:
         """Where gradients go when every leaf gets one, and they follow one another."""
         targets = self._targets
-        first = targets[0] if targets else 0
-        straight = not self._in_graph and targets == list(range(first, first + len(targets)))
-        self._straight = tuple(range(len(targets))) if straight else None
+        first = targets[0]
+        self._straight = targets == list(range(first, first + len(targets)))
         self._ahead = (None,) * first
         self._behind = (None,) * (self._width - first - len(targets))
 
@@ -146,15 +148,15 @@ class TrainingCall:
 
     def forward(self, ctx: Any, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Replays a slot's forward, and leaves in ``ctx`` what its backward needs."""
-        slot = choose(self._slots, alias=self._alias, subject=self._subject)
+        slot = self._only or choose(self._slots, alias=self._alias, subject=self._subject)
         chain = slot.chain
         lane = chain.lane
         with lane.lock:
             lane.follow()
             results = slot.forward.run(tensors[: self._count])
-            ctx.ticket = slot.issue(chain.launched(slot.place))
+            ctx.ticket = ticket = slot.issue(chain.launched(slot.place))
         ctx.slot = slot
-        ctx.versions = list(map(_version, self._read))
+        ticket.versions = list(map(_version, self._read))
         if self._alias:
             results = self._aliases[id(slot)]()
         ctx.set_materialize_grads(False)
@@ -171,27 +173,28 @@ class TrainingCall:
             StaleGraph: What the forward left was overwritten meanwhile.
             GraphStateError: Autocast is on, or gradients would go where they were not asked for.
         """
+        slot: Slot = ctx.slot
+        ticket: Ticket = ctx.ticket
         if torch.is_autocast_enabled(self._device):
             raise self._refused_under_autocast()
-        if list(map(_version, self._read)) != ctx.versions:
-            raise self._refused_changed(ctx.versions)
+        if list(map(_version, self._read)) != ticket.versions:
+            raise self._refused_changed(ticket.versions)
         if self._in_graph and not self._will_execute(ctx.next_functions[-1][0]):
             raise self._refused_partial()
-        given = grads if self._single else [grads[n] for n in self._differentiable]
-        pattern = tuple([grad is not None for grad in given])
-        slot: Slot = ctx.slot
-        ticket = ctx.ticket
-        chain = slot.chain
-        recorded = slot.backward(pattern)
-        present = [grad for grad in given if grad is not None]
+        recorded = slot.whole if self._single else None
+        if recorded is None:
+            given = [grads[n] for n in self._differentiable]
+            recorded = slot.backward(tuple([grad is not None for grad in given]), ticket)
+            grads = tuple([grad for grad in given if grad is not None])
         accumulation = recorded.accumulation
+        chain = slot.chain
         lane = chain.lane
         with lane.lock:
             ticket.check()
             lane.follow()
             if accumulation is not None:
                 accumulation.settle()
-            results = _replayed(recorded, present)
+            results = _replayed(recorded, cast("tuple[torch.Tensor, ...]", grads))
             chain.launched(slot.place)
             ticket.spent = not slot.retains
             if accumulation is not None:
@@ -199,17 +202,11 @@ class TrainingCall:
         if torch.is_grad_enabled() and results:
             once: Any = Once.apply
             results = once(self._subject, *[one.requires_grad_() for one in results])
-        return self._returned(recorded.places, results)
-
-    def _returned(
-        self, places: tuple[int | None, ...], results: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor | None, ...]:
-        if places == self._straight:
+        if recorded.complete and self._straight:
             return (*self._ahead, *results, *self._behind)
         returned: list[torch.Tensor | None] = [None] * self._width
-        for target, place in zip(self._targets, places, strict=True):
-            if place is not None:
-                returned[target] = results[place]
+        for leaf, place in recorded.places:
+            returned[self._targets[leaf]] = results[place]
         return tuple(returned)
 
     def _refused_under_autocast(self) -> GraphStateError:
@@ -256,9 +253,10 @@ def _inside_ddp() -> bool:
     return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None
 
 
-def _replayed(recorded: Backward, gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    for place, (gradient, stride) in enumerate(zip(gradients, recorded.strides, strict=True)):
+def _replayed(recorded: Backward, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    for gradient, stride in zip(gradients, recorded.strides, strict=True):
         if gradient.stride() != stride:
             # Autograd brings gradients of any strides; those of sum() are expanded.
-            gradients[place] = recorded.seeds[place].copy_(gradient.detach())
+            dense = zip(recorded.seeds, gradients, strict=True)
+            return recorded.run([seed.copy_(one.detach()) for seed, one in dense])
     return recorded.run(gradients)

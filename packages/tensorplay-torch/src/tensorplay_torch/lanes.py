@@ -103,15 +103,26 @@ class Ticket:
         subject: What errors call the callable.
 
     Attributes:
+        versions: Of the parameters, when the forward was launched.
         spent: The backward ran, and may have overwritten what it used.
         superseded: A later forward took the slot.
     """
 
-    __slots__ = ("__weakref__", "_chain", "_now", "_place", "_subject", "spent", "superseded")
+    __slots__ = (
+        "__weakref__",
+        "_chain",
+        "_now",
+        "_place",
+        "_subject",
+        "spent",
+        "superseded",
+        "versions",
+    )
 
     def __init__(self, chain: Chain, place: int, now: int, subject: str) -> None:
         self._chain, self._place, self._now, self._subject = chain, place, now, subject
         self.spent = self.superseded = False
+        self.versions: list[int] = []
 
     @property
     def pending(self) -> bool:
@@ -142,6 +153,8 @@ class Ticket:
                 "flight; use torch.no_grad() for forwards that need no backward.",
             )
         now, chain = self._now, self._chain
+        if chain.lane.clock == now:  # Nothing was launched since.
+            return
         if any(one.latest > now for one in chain.lane.chains if one is not chain):
             raise self._stale(
                 "graphs of another make_graphed_callables call in the same pool ran in between",

@@ -72,7 +72,8 @@ class Backward:
         seeds: Buffers for the gradients of the outputs.
         strides: Of each.
         run: ``run(gradients)`` copies, launches, and returns copies of the leaves' gradients.
-        places: For each leaf, in order, which of those is its own; None if it gets none.
+        places: Number of each leaf that gets a gradient, and which of those it is.
+        complete: Every leaf gets one.
         accumulation: What it adds to gradients itself; None if nothing.
     """
 
@@ -84,7 +85,9 @@ class Backward:
         places: Sequence[int | None],
         accumulation: Accumulation | None,
     ) -> None:
-        self.graph, self.seeds, self.places = graph, seeds, tuple(places)
+        self.graph, self.seeds = graph, seeds
+        self.places = [(leaf, place) for leaf, place in enumerate(places) if place is not None]
+        self.complete = len(self.places) == len(places)
         self.strides = [seed.stride() for seed in seeds]
         self.accumulation = accumulation
         self.run: StagePlan = graph.stage(seeds, results)

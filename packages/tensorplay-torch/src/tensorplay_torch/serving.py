@@ -19,7 +19,7 @@ from .untraced import untraced
 
 __all__ = ["CallCounts", "Graphed"]
 
-LOOKS = 8
+LOOKS = 4
 """How many of the things that a graph depends on each call with gradients looks at."""
 
 

@@ -29,6 +29,7 @@ class Slot:
     Attributes:
         forward: The same.
         pending: The claim of the last forward, dead once nobody can ask for its backward.
+        whole: The backward for gradients of all outputs.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Slot:
         self.chain, self.place = chain, place
         self.retains = retains
         self.pending: weakref.ref[Ticket] | None = None
+        self.whole: Backward | None = None
         self.closed = False
         self._candidate, self._settings = candidate, settings
         self._backwards: dict[Pattern, Backward] = {}
@@ -57,7 +59,7 @@ class Slot:
 
     def issue(self, now: int) -> Ticket:
         """A claim on what a forward launched ``now`` leaves. It ends the one before."""
-        before = self.claim
+        before = self.pending() if self.pending is not None else None
         if before is not None:
             before.superseded = True
         ticket = Ticket(self.chain, self.place, now, self._candidate.subject)
@@ -67,12 +69,12 @@ class Slot:
     def record_backward(self, pool: Hashable) -> None:
         """Records the backward for gradients of all outputs, into ``pool``."""
         pattern = (True,) * len(self.forward.outputs.differentiable)
-        self._backwards[pattern] = self._record(pattern, pool)
+        self.whole = self._backwards[pattern] = self._record(pattern, pool)
         if not self.retains:
             # Activations are the pool's from here on: graphs captured later may use their memory.
             self.forward.outputs.computed.clear()
 
-    def backward(self, pattern: Pattern) -> Backward:
+    def backward(self, pattern: Pattern, ticket: Ticket) -> Backward:
         """The backward for gradients of the outputs that ``pattern`` names.
 
         The first time a subset of several outputs is asked for, its backward is recorded, into a
@@ -80,6 +82,7 @@ class Slot:
 
         Raises:
             GraphStateError: The callable was released.
+            StaleGraph: ``ticket``, which asks, is not good any more.
             CaptureError: The backward cannot be captured.
         """
         if self.closed:
@@ -91,6 +94,7 @@ class Slot:
             )
         recorded = self._backwards.get(pattern)
         if recorded is None:
+            ticket.check()
             recorded = self._backwards[pattern] = self._record(pattern, None)
         return recorded
 
@@ -101,6 +105,7 @@ class Slot:
         for recorded in self._backwards.values():
             recorded.graph.close()
         self._backwards.clear()
+        self.whole = None
 
     def _record(self, pattern: Pattern, pool: Hashable) -> Backward:
         return record_backward(

@@ -1,7 +1,7 @@
 """Notices that what a graph depends on beside its inputs is not what it was at the capture.
 
 A graph reads parameters and buffers where they were. Looking at all of them would cost more than
-the launch, so each call looks at some in turn: one without gradients, eight with. Whatever changes
+the launch, so each call looks at some in turn: one without gradients, four with. Whatever changes
 all parameters at once (``.to()``, ``load_state_dict(assign=True)``, ``requires_grad_()``,
 ``torch.func.functional_call``) is noticed by the next call, and a single one after as many calls as
 a round takes. Every fourth look is followed by one at a buffer, a submodule's mode or its hooks.
