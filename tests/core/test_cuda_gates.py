@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core.discovery import load_card
-from tensorplay_core.drivers.cuda import floors, kernels, updating
+from tensorplay_core.drivers.cuda import floors, kernels, topology, updating
 from tensorplay_core.drivers.cuda.arrays import DeviceArray
 from tensorplay_core.drivers.cuda.captures import Conditional, CudaCapture
 from tensorplay_core.drivers.cuda.conditional import Conditionals
@@ -250,3 +250,31 @@ def test_the_card_says_what_is_missing(
 def test_the_card_is_above_the_host() -> None:
     card = load_card("cuda")
     assert (card.name, card.priority) == ("cuda", 10)
+
+
+@pytest.mark.parametrize(("version", "told"), [(13000, False), (13010, True)])
+def test_profilers_numbers_are_told_from_their_version_on(version: int, told: bool) -> None:
+    driver = Driver(version)
+    driver.answers |= {
+        "cuGraphGetNodes": lambda graph, count=0: ([11, 12], 2),
+        "cuGraphGetEdges": lambda graph, count=0: ([], [], [], 0),
+        "cuGraphNodeGetType": lambda node: native.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EMPTY,
+        "cuGraphNodeGetToolsId": lambda node: 3 << 32 | node,
+        "cuGraphExecGetId": lambda executable: 8,
+    }
+    plugin = Conditionals(driver)
+    shape = topology.read(plugin, "graph", {}, label="graph")
+    numbers = [node.attributes.get("tools_id") for node in shape.nodes]
+    assert numbers == ([3 << 32 | 11, 3 << 32 | 12] if told else [None, None])
+    executable = SimpleNamespace(native="executable", subject="an executable")
+    assert plugin.tensorplay_executable_id(executable) == (8 if told else 0)
+
+
+def test_nodes_are_counted_by_one_call() -> None:
+    driver = Driver(13000)
+    driver.answers["cuGraphGetNodes"] = lambda graph, count=0: ([], 7)
+    plugin = Conditionals(driver)
+    capture = CudaCapture(device=GPU, stream=5, graph="graph")
+    driver.made.clear()
+    assert plugin.tensorplay_graph_mark(capture) == 7
+    assert [name for name, _ in driver.made] == ["cuGraphGetNodes"]

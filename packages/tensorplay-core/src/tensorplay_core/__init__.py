@@ -4,8 +4,6 @@ The door of ``tensorplay-core``. Users of torch or CuPy import ``tensorplay_torc
 ``tensorplay_cupy`` instead, which give the same names bound to their arrays.
 """
 
-from __future__ import annotations
-
 from .capture import graph
 from .conditional import Body, Loop
 from .control_flow import cond, while_loop
@@ -40,6 +38,7 @@ from .pool import graph_pool_handle
 from .protocols import PoolStatistics, SupportsCudaStream
 from .registry import close_all
 from .runtime import Runtime, select
+from .scopes import AnnotatedNode, annotate, annotations, clear_annotations
 from .topology import Node, Topology
 
 __version__ = "0.1.0"
@@ -53,6 +52,11 @@ __all__ = [
     "close_all",
     "Topology",
     "Node",
+    # annotations
+    "annotate",
+    "annotations",
+    "clear_annotations",
+    "AnnotatedNode",
     # pool
     "graph_pool_handle",
     "PoolStatistics",

@@ -32,7 +32,8 @@ class graph:
         stream: The stream to capture on; None is a side stream of the device.
         capture_error_mode: ``"global"``, ``"thread_local"`` or ``"relaxed"``, as in
             ``CUDAGraph.capture_begin``.
-        enable_annotations: Record the ``annotate`` scopes of captured work.
+        enable_annotations: Record the ``annotate`` scopes of captured work: its nodes carry them in
+            ``topology`` and pictures, and ``annotations()`` lists them.
         check_input_liveness: Hold external inputs weakly and raise at a replay after one died,
             instead of keeping them alive.
         device: The device to capture on; None is the graph's, else the current one.

@@ -14,6 +14,7 @@ from typing import Any
 from .errors import ArgumentError, ConditionalError, GraphStateError
 from .protocols import Capture, ConditionalKind
 from .runtime import Runtime
+from .timeline import Timeline
 
 __all__ = ["Body", "ConditionalMethods", "Loop"]
 
@@ -72,6 +73,7 @@ class ConditionalMethods:
     _capture: Capture | None
     _bodies: list[Body]
     _poisoned: BaseException | None
+    _timeline: Timeline | None
 
     @contextmanager
     def if_then(self, scalar_pred: Any) -> Iterator[Body]:
@@ -207,9 +209,13 @@ class ConditionalMethods:
     ) -> tuple[Body, ...]:
         if max_steps is not None:
             _positive("max_steps", max_steps)
+        parent, timeline = self._innermost(), self._timeline
+        before = timeline.mark() if timeline is not None else 0
         captures = self._runtime.conditional_open(
-            self._innermost(), kind, predicate, len(roles), first=first, max_steps=max_steps
+            parent, kind, predicate, len(roles), first=first, max_steps=max_steps
         )
+        if timeline is not None:
+            timeline.opened(before, captures)
         shape = Loop if kind is ConditionalKind.WHILE else Body
         return tuple(
             shape(self, capture, kind, role) for capture, role in zip(captures, roles, strict=True)
@@ -240,6 +246,8 @@ class ConditionalMethods:
         self._runtime.conditional_enter(body._capture)
         body._entered = True
         self._bodies.append(body)
+        if self._timeline is not None:
+            self._timeline.enter(body._capture)
 
     def _exit_body(self, body: Body) -> None:
         if not self._bodies or self._bodies[-1] is not body:
@@ -250,6 +258,8 @@ class ConditionalMethods:
             self._poison(error)
             raise
         self._bodies.pop()
+        if self._timeline is not None:
+            self._timeline.leave()
 
     def _set_condition(self, body: Body, predicate: Any) -> None:
         if self._innermost() is not body._capture:

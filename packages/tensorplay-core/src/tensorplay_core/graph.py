@@ -162,6 +162,7 @@ class CUDAGraph(InspectionMethods):
         result = self._runtime.graph_update(executable, template)
         old_template, old_pool = self._template, self._shared_pool
         self._template, self._shared_pool = template, other._shared_pool
+        self._timeline = other._timeline
         self._staged = None
         other_executable = other._executable
         other._forget()

@@ -50,12 +50,13 @@ class InspectionMethods(CaptureMethods):
 
     @property
     def topology(self) -> Topology:
-        """Nodes, names, edges and conditional bodies of what was captured.
+        """Nodes, names, edges, conditional bodies and annotations of what was captured.
 
         Raises:
             GraphStateError: Nothing was captured.
         """
-        return self._runtime.graph_topology(self._captured("reading the topology of"))
+        topology = self._runtime.graph_topology(self._captured("reading the topology of"))
+        return topology if self._timeline is None else self._timeline.applied(topology)
 
     @property
     def node_count(self) -> int:

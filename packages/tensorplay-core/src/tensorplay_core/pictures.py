@@ -49,7 +49,9 @@ def _words(node: Node, verbose: bool) -> list[str]:
     title = node.name if node.name == node.kind else f"{node.kind}: {node.name}"
     if not verbose:
         return [title]
-    return [title, *(f"{key}: {value}" for key, value in node.attributes.items())]
+    # A number that is another at each capture is of no use in a picture.
+    facts = (pair for pair in node.attributes.items() if pair[0] != "tools_id")
+    return [title, *(f"{key}: {value}" for key, value in facts)]
 
 
 def _quoted(text: str) -> str:
@@ -71,7 +73,7 @@ def to_svg(topology: Topology, *, verbose: bool = False) -> str:
 
 
 def to_tree(topology: Topology) -> str:
-    """Text for a terminal: one node a line, its predecessors behind it, bodies indented."""
+    """Text for a terminal: a node a line, with its annotation and predecessors; bodies indented."""
     return "\n".join([topology.label, *_branches(topology, "  ")])
 
 
@@ -81,7 +83,9 @@ def _branches(topology: Topology, indent: str) -> Iterator[str]:
         before.setdefault(target, []).append(source)
     for node in topology.nodes:
         after = ", ".join(map(str, sorted(before.get(node.index, []))))
-        yield f"{indent}{node.index} {_words(node, False)[0]}" + (f"  <- {after}" if after else "")
+        scope = node.attributes.get("annotation")
+        line = f"{indent}{node.index} {_words(node, False)[0]}"
+        yield line + (f"  [{scope}]" if scope else "") + (f"  <- {after}" if after else "")
         for body in node.bodies:
             yield f"{indent}  {body.role}:"
             yield from _branches(body.topology, indent + "    ")

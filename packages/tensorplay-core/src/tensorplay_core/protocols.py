@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
 
 __all__ = [
     "CAPTURE_MODES",
@@ -61,12 +72,15 @@ class CaptureOptions:
         check_input_liveness: Hold those storages weakly instead and raise at replay if one died.
         enable_annotations: Record ``annotate`` scopes on the nodes captured inside them.
         generators: Random generators, beside the default one, that the graph is to advance.
+        timeline: With annotations, where they are recorded. Core does so by ``graph_mark``; a
+            driver that knows better where work belongs may say so (``Timeline.place``).
     """
 
     track_operands: bool = True
     check_input_liveness: bool = False
     enable_annotations: bool = False
     generators: tuple[object, ...] = ()
+    timeline: Timeline | None = None
 
 
 class Pool(Protocol):

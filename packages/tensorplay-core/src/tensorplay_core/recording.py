@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
-from . import reclaim, registry
+from . import reclaim, registry, scopes
 from .conditional import Body, ConditionalMethods
 from .errors import ArgumentError, ConditionalError, EmptyCapture, GraphStateError
 from .pool import SharedPool, acquire
@@ -19,6 +19,7 @@ from .protocols import (
     Template,
 )
 from .staging import ConvertingStage
+from .timeline import Timeline
 
 __all__ = ["CaptureMethods"]
 
@@ -41,6 +42,7 @@ class CaptureMethods(ConditionalMethods, ABC):
         self._bodies: list[Body] = []
         self._poisoned: BaseException | None = None
         self._retained: list[object] = []
+        self._timeline: Timeline | None = None
         self._thread: int | None = None
         self.__dict__.pop("replay", None)
 
@@ -101,6 +103,10 @@ class CaptureMethods(ConditionalMethods, ABC):
             )
         runtime = self._runtime
         device = self._device if self._device is not None else runtime.resolve_device(None)
+        timeline = None
+        if options.enable_annotations:
+            runtime.require("graph_mark", "recording annotations")
+            timeline = Timeline(runtime.graph_mark, scopes.current_scope())
         shared = acquire(runtime, pool, device)
         reclaim.hold()
         try:
@@ -116,6 +122,7 @@ class CaptureMethods(ConditionalMethods, ABC):
                     check_input_liveness=options.check_input_liveness,
                     enable_annotations=options.enable_annotations,
                     generators=self._generators,
+                    timeline=timeline,
                 ),
             )
         except BaseException:
@@ -124,6 +131,9 @@ class CaptureMethods(ConditionalMethods, ABC):
             raise
         self._device, self._shared_pool = device, shared
         self._thread = threading.get_ident()
+        self._timeline = timeline
+        if timeline is not None:
+            timeline.begin(self._capture)
         registry.enter_capture(self)
 
     def _move(self, device: object) -> None:
@@ -184,6 +194,19 @@ class CaptureMethods(ConditionalMethods, ABC):
             template.retain(owned)
         if not self._keep_graph:
             self.instantiate()
+        if self._timeline is not None:
+            self._tell_annotations(self._timeline, template)
+
+    def _tell_annotations(self, timeline: Timeline, template: Template) -> None:
+        if timeline.failed is not None:
+            raise timeline.failed
+        runtime = self._runtime
+        known = self._executable is not None and runtime.can("executable_id")
+        scopes.record(
+            self._serial,
+            timeline.applied(runtime.graph_topology(template)),
+            runtime.executable_id(self._executable) if known and self._executable else 0,
+        )
 
     def _unfinished_bodies(self) -> ConditionalError | None:
         if self._poisoned is not None:
@@ -204,6 +227,8 @@ class CaptureMethods(ConditionalMethods, ABC):
     def _leave(self, *, completed: bool) -> None:
         self._capture = None
         self._bodies = []
+        if self._timeline is not None:
+            self._timeline.end()
         registry.leave_capture(self, completed=completed)
         if not completed:
             if self._shared_pool is not None:

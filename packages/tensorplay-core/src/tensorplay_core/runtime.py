@@ -169,6 +169,9 @@ class Runtime:
     def graph_adopt(self, stream: object, owner: str) -> Capture:
         return cast("Capture", self._call("graph_adopt", stream=stream, owner=owner))
 
+    def graph_mark(self, capture: Capture) -> int:
+        return int(self._call("graph_mark", capture=capture))
+
     def graph_end(self, capture: Capture) -> Template:
         return cast("Template", self._call("graph_end", capture=capture))
 
@@ -182,6 +185,9 @@ class Runtime:
         return cast(
             "Executable", self._call("executable_adopt", template=template, raw=raw, owner=owner)
         )
+
+    def executable_id(self, executable: Executable) -> int:
+        return int(self._call("executable_id", executable=executable))
 
     def graph_update(self, executable: Executable, template: Template) -> Update:
         return cast("Update", self._call("graph_update", executable=executable, template=template))

@@ -5,12 +5,11 @@ inside a capture is in ``tensorplay_cupy.linalg`` and ``tensorplay_cupy.random``
 CuPy before it is used. CuPy work is not rehearsed on a CPU: without a GPU nothing is captured.
 """
 
-from __future__ import annotations
-
 import importlib
 import types
 
 from tensorplay_core import (
+    AnnotatedNode,
     ArgumentError,
     ArgumentTypeError,
     Body,
@@ -39,6 +38,9 @@ from tensorplay_core import (
     UnjoinedWork,
     UnknownDriver,
     UnsupportedByDriver,
+    annotate,
+    annotations,
+    clear_annotations,
     close_all,
     export_dot,
 )
@@ -68,6 +70,11 @@ __all__ = [
     "close_all",
     "Topology",
     "Node",
+    # annotations
+    "annotate",
+    "annotations",
+    "clear_annotations",
+    "AnnotatedNode",
     # pool
     "graph_pool_handle",
     "PoolStatistics",

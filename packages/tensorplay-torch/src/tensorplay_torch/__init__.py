@@ -3,9 +3,8 @@
 The graph API of ``tensorplay_core``, bound to torch: import this package alone.
 """
 
-from __future__ import annotations
-
 from tensorplay_core import (
+    AnnotatedNode,
     ArgumentError,
     ArgumentTypeError,
     Body,
@@ -34,6 +33,9 @@ from tensorplay_core import (
     UnjoinedWork,
     UnknownDriver,
     UnsupportedByDriver,
+    annotate,
+    annotations,
+    clear_annotations,
     close_all,
     export_dot,
     graph,
@@ -60,6 +62,11 @@ __all__ = [
     "close_all",
     "Topology",
     "Node",
+    # annotations
+    "annotate",
+    "annotations",
+    "clear_annotations",
+    "AnnotatedNode",
     # callables
     "make_graphed_callables",
     "graphed",

@@ -41,6 +41,15 @@ def tensorplay_graph_adopt(stream: object, owner: str) -> Capture:
 
 
 @hookspec(firstresult=True)
+def tensorplay_graph_mark(capture: Capture) -> int:
+    """How many nodes were captured so far directly into ``capture``, which may be a body.
+
+    So it is the index that the next node will have: nodes stand in the order of their creation.
+    Work of bodies counts in these. What ``annotate`` goes by.
+    """
+
+
+@hookspec(firstresult=True)
 def tensorplay_graph_end(capture: Capture) -> Template:
     """Ends the capture and restores the stream that was current before, also when it raises.
 
@@ -68,6 +77,14 @@ def tensorplay_graph_instantiate(template: Template) -> Executable:
 @hookspec(firstresult=True)
 def tensorplay_executable_adopt(template: Template, raw: Any, owner: object) -> Executable:
     """Wraps a native executable that somebody else made and destroys; ``owner`` is kept alive."""
+
+
+@hookspec(firstresult=True)
+def tensorplay_executable_id(executable: Executable) -> int:
+    """The number by which profilers know the executable; 0 where nothing tells it.
+
+    With it, attribute ``tools_id`` of a top-level node in the topology is that node's own number.
+    """
 
 
 @hookspec(firstresult=True)

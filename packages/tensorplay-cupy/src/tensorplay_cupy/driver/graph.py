@@ -82,6 +82,11 @@ class Graphs(Pools):
         return CupyCapture(inner.device, inner, PoolAllocator(self.base), options, adopted=True)
 
     @hookimpl
+    def tensorplay_graph_mark(self, capture: CupyCapture) -> int:
+        """As the driver beneath counts."""
+        return self.base.runtime.graph_mark(capture.inner)
+
+    @hookimpl
     def tensorplay_graph_end(self, capture: CupyCapture) -> Template:
         """Ends the capture, once the graph has what its nodes mention; all is as before it."""
         unclaimed: CaptureError | DriverError | None = None
@@ -158,6 +163,11 @@ class Graphs(Pools):
     ) -> Executable:
         """Wraps an executable of another library (a ``cupy.cuda.Graph``'s ``graphExec``)."""
         return self.base.runtime.executable_adopt(template, raw, owner)
+
+    @hookimpl
+    def tensorplay_executable_id(self, executable: Executable) -> int:
+        """As the driver beneath says."""
+        return self.base.runtime.executable_id(executable)
 
     @hookimpl
     def tensorplay_graph_update(self, executable: Executable, template: Template) -> Update:

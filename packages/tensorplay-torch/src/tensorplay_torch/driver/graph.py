@@ -13,7 +13,9 @@ from tensorplay_core.topology import Topology
 from tensorplay_torch import cpu_capture, cuda_capture
 from tensorplay_torch.adoption import ForeignCapture, adopt
 from tensorplay_torch.broken import of_block
+from tensorplay_torch.cpu_bodies import CpuBody
 from tensorplay_torch.cpu_capture import CpuCapture, CpuExecutable, CpuTemplate
+from tensorplay_torch.cuda_bodies import CudaBody
 from tensorplay_torch.cuda_capture import CudaCapture
 from tensorplay_torch.cuda_graph import CudaExecutable, CudaTemplate
 from tensorplay_torch.devices import index_of
@@ -54,6 +56,11 @@ class Graphs(Pools):
         return adopt(self.bases, self.pools, self.side_streams, stream, owner)
 
     @hookimpl
+    def tensorplay_graph_mark(self, capture: Root | CudaBody | CpuBody) -> int:
+        """As the driver beneath counts."""
+        return capture.root.base.graph_mark(capture.inner)
+
+    @hookimpl
     def tensorplay_graph_end(self, capture: Root) -> TorchTemplate | Template:
         """Ends it; on CUDA torch keeps the graph and the CUDA driver looks at it."""
         return capture.end()
@@ -72,6 +79,13 @@ class Graphs(Pools):
         if isinstance(template, CudaTemplate):
             return CudaExecutable(self.bases, template)
         return CpuExecutable(self.bases("host"), template)
+
+    @hookimpl
+    def tensorplay_executable_id(self, executable: Executable) -> int:
+        """On CUDA as the driver beneath says; 0 on the CPU."""
+        if isinstance(executable, CudaExecutable):
+            return self.bases("cuda").executable_id(executable.inner)
+        return 0
 
     @hookimpl
     def tensorplay_graph_update(self, executable: Executable, template: TorchTemplate) -> Update:

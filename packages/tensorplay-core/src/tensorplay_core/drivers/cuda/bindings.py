@@ -101,6 +101,10 @@ class Calls:
         given = list(edges or ())[:count]
         return given or [self.driver.CUgraphEdgeData() for _ in range(count)]
 
+    def count_nodes(self, graph: Any, *, about: str = "the CUDA driver") -> int:
+        """How many nodes a graph has."""
+        return int(self.cuGraphGetNodes(graph, about=about)[1])
+
     def nodes(self, graph: Any, *, about: str = "the CUDA driver") -> list[Any]:
         """The nodes of a graph, in the order of their creation."""
         _, count = self.cuGraphGetNodes(graph, about=about)

@@ -167,6 +167,7 @@ class Contexts:
             ("if/else", floors.ELSE, "two if nodes, sampled before either body"),
             ("empty bodies", floors.EMPTY_BODIES, "filled with an empty node"),
             ("bodies of foreign conditionals", floors.NODE_PARAMETERS, "unknown to topology"),
+            ("profilers' numbers of nodes", floors.TOOLS_IDS, "not told"),
         ):
             there = self.version >= floor
             facts[what] = "native" if there else f"{otherwise} below {floors.spelled(floor)}"

@@ -11,6 +11,7 @@ __all__ = [
     "EMPTY_BODIES",
     "NODE_PARAMETERS",
     "SWITCH",
+    "TOOLS_IDS",
     "require",
     "spelled",
 ]
@@ -33,6 +34,9 @@ graph from one body to the other at instantiation."""
 
 NODE_PARAMETERS = 13020
 """Reading back the bodies of a conditional node that somebody else made."""
+
+TOOLS_IDS = 13010
+"""The numbers by which profilers know nodes and executables."""
 
 
 def spelled(version: int) -> str:

@@ -145,6 +145,11 @@ class Graphs(Pools):
         return capture
 
     @hookimpl
+    def tensorplay_graph_mark(self, capture: CudaCapture) -> int:
+        """Nodes captured so far; one native call, however many they are."""
+        return self.cu.count_nodes(capture.graph, about=repr(capture))
+
+    @hookimpl
     def tensorplay_graph_end(self, capture: CudaCapture) -> CudaTemplate:
         """Ends the capture; of an adopted one, which its owner has ended, makes the template."""
         if capture.owner:
@@ -265,6 +270,13 @@ class Graphs(Pools):
         """
         current = getattr(owner, "current_stream", None)
         return self.make_executable(template, raw, owner, current if callable(current) else None)
+
+    @hookimpl
+    def tensorplay_executable_id(self, executable: CudaExecutable) -> int:
+        """As CUPTI has it, from driver 13.1 on."""
+        if not topology.tells_ids(self):
+            return 0
+        return int(self.cu.cuGraphExecGetId(executable.native, about=executable.subject))
 
     @hookimpl
     def tensorplay_graph_update(self, executable: CudaExecutable, template: CudaTemplate) -> Update:

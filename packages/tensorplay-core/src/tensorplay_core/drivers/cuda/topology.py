@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .captures import Branches
     from .work import Work
 
-__all__ = ["count_differences", "kind_of", "kernel_name", "node_words", "read"]
+__all__ = ["count_differences", "kind_of", "kernel_name", "node_words", "read", "tells_ids"]
 
 _KINDS = {
     "KERNEL": "kernel",
@@ -91,7 +91,14 @@ def _node(work: Work, node: Any, index: int, branches: Mapping[int, Branches]) -
     except DriverError as error:
         # A node of a kind or memory that this call cannot describe is still a node.
         attributes = {"unreadable": error.met}
+    if tells_ids(work):
+        attributes["tools_id"] = int(work.cu.cuGraphNodeGetToolsId(node))
     return Node(index=index, kind=kind, name=name, attributes=attributes, bodies=bodies)
+
+
+def tells_ids(work: Work) -> bool:
+    """True if the driver tells the numbers by which profilers know nodes and executables."""
+    return work.version >= floors.TOOLS_IDS and work.cu.has("cuGraphNodeGetToolsId")
 
 
 def _branches(

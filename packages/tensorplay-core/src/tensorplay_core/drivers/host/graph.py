@@ -74,6 +74,11 @@ class Graphs(Pools):
         return capture
 
     @hookimpl
+    def tensorplay_graph_mark(self, capture: Capture) -> int:
+        """Nodes recorded so far."""
+        return len(capture.recording.nodes)
+
+    @hookimpl
     def tensorplay_graph_end(self, capture: Capture) -> Template:
         """Ends a capture; of an adopted one, hands over what its owner ended."""
         self._own_capture(capture)
@@ -157,6 +162,11 @@ class Graphs(Pools):
         holdings.keep(owner)
         program = Program((raw,), names=("adopted",), holdings=holdings, turn=threading.RLock())
         return Executable(program, self._capturing, self._resolved)
+
+    @hookimpl
+    def tensorplay_executable_id(self, executable: Executable) -> int:
+        """0: no profiler knows it."""
+        return 0
 
     @hookimpl
     def tensorplay_graph_update(self, executable: Executable, template: Template) -> Update:
