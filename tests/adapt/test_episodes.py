@@ -1,0 +1,93 @@
+"""Snapshots: back in one launch to model, optimizer, scaler and average as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import optim
+
+from tensorplay_core.errors import SignatureMismatch
+
+
+def adamw(parameters):
+    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
+
+
+OPTIMIZERS = {
+    "AdamW": adamw,
+    "SGD": lambda p: optim.SGD(p, lr=0.05, momentum=0.9),
+    "damped SGD": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3),
+}
+
+
+def everything(training):
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in training.everything().items()
+    }
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        for name, value in one.items()
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_episodes_begin_alike(twins, device, optimizer, steps):
+    pair = twins(OPTIMIZERS[optimizer], device=device, ema_decay=0.9)
+    pair.run(steps)
+    begun, snapshot = everything(pair.ours), pair.step.snapshot()
+    batches = [pair.batch() for _ in range(4)]
+    first = [pair.step(*batch) for batch in batches]
+    ended = everything(pair.ours)
+    assert not same(begun, ended)
+    for _ in range(2):
+        pair.step.reset_to(snapshot)
+        assert same(begun, everything(pair.ours))
+        again = [pair.step(*batch) for batch in batches]
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+        assert same(ended, everything(pair.ours))
+    assert pair.step.stale == ()
+
+
+def test_snapshots_of_different_times(twins, device):
+    pair = twins(adamw, device=device, scaler={"init_scale": 8.0, "growth_interval": 2})
+    taken = []
+    for _ in range(3):
+        pair.run(2)
+        taken.append((pair.step.snapshot(), everything(pair.ours)))
+    for snapshot, state in (taken[0], taken[2], taken[1], taken[0]):
+        pair.step.reset_to(snapshot)
+        assert same(state, everything(pair.ours))
+
+
+def test_a_snapshot_stays_what_it_is_and_outlives_a_recapture(twins, device):
+    pair = twins(adamw, device=device, captured={"on_change": "recapture"})
+    pair.run(2)
+    snapshot, state = pair.step.snapshot(), everything(pair.ours)
+    x, y = pair.batch()
+    pair.step(x[:5], y[:5])
+    assert pair.step.captures == 2
+    pair.step.reset_to(snapshot)
+    assert same(state, everything(pair.ours))
+    assert "tensors" in repr(snapshot)
+
+
+def test_a_snapshot_of_something_else_is_refused(twins, device, make_net):
+    pair = twins(adamw, device=device)
+    other = twins(adamw, device=device, model=lambda: make_net(norm=False))
+    state = everything(pair.ours)
+    with pytest.raises(SignatureMismatch, match=r"norm\.weight: not in the snapshot"):
+        pair.step.reset_to(other.step.snapshot())
+    assert same(state, everything(pair.ours))
+
+
+def test_what_the_groups_hold_stays(twins, device):
+    pair = twins(adamw, device=device)
+    snapshot = pair.step.snapshot()
+    pair.ours.optimizer.param_groups[0]["lr"] = 0.5
+    pair.step.reset_to(snapshot)
+    assert pair.ours.optimizer.param_groups[0]["lr"] == 0.5
