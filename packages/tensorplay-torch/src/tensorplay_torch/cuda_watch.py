@@ -21,7 +21,7 @@ from .culprit import name_of
 from .dispatch import CaptureDispatch
 from .generators import Generators, draws
 from .operands import DeviceListener
-from .operations import tensors_in
+from .operations import describe, tensors_in
 from .refusals import Reason, refused
 from .state import Bindings
 
@@ -58,8 +58,10 @@ class Watch:
 
     @property
     def drew(self) -> bool | None:
-        """Whether work was seen that draws random numbers; None if nobody looked."""
-        return self._random.drew if self._listener is not None else None
+        """Whether captured work draws random numbers; None if not all of it was seen."""
+        if self._listener is None or (self._random.unsure and not self._random.drew):
+            return None
+        return self._random.drew
 
     def start(self) -> None:
         """Begins to look, in the thread that captures."""
@@ -100,6 +102,7 @@ class Watch:
         self._bindings.forget()
         self._random.kept.clear()
         if self._listener is not None:
+            self._listener.operands.seal()
             self._listener.operands.retained.clear()
 
     @contextmanager
@@ -145,13 +148,17 @@ class _Random:
 
     def __init__(self, generators: Generators) -> None:
         self._generators = generators
-        self.drew = False
+        self.drew = self.unsure = False
         self.bodies = 0
         self.kept: list[object] = []
         self.last: object = None
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.last = func
+        operation = describe(func) if isinstance(func, OpOverload) else None
+        if operation is None or operation.opaque:
+            # What runs inside it is not seen.
+            self.unsure = True
         if self.bodies:
             # A body's host memory is none of the pool's: torch would reuse it once it is dropped.
             self.kept.extend(
@@ -159,7 +166,7 @@ class _Random:
                 for tensor in (*tensors_in(args), *tensors_in(kwargs.values()))
                 if tensor.device.type == "cpu" and tensor.dim()
             )
-        if not isinstance(func, OpOverload) or not draws(func, args, kwargs):
+        if operation is None or not operation.seeded or not draws(operation.func, args, kwargs):
             return
         if self.bodies:
             raise refused(func, Reason.RNG_IN_BODY)

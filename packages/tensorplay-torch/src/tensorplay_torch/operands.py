@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from tensorplay_core.protocols import CaptureOptions
@@ -26,7 +27,7 @@ from .culprit import name_of, where
 from .operations import Kind, Operation, describe, tensors_in, value_reason
 from .refusals import Reason, refused
 from .state import Bindings
-from .storages import Watched, key_of
+from .storages import Pins, Watched, key_of
 
 __all__ = ["DeviceListener", "Operands"]
 
@@ -45,8 +46,10 @@ class Operands:
     def __init__(self, options: CaptureOptions, held: Callable[[int], int] = lambda _: 0) -> None:
         self._weak = options.check_input_liveness
         self._held = held
-        self._born: dict[int, Watched] = {}
-        self._external: set[int] = set()
+        # Storages met so far, by key: True for those born in the capture. The keys stay theirs as
+        # long as the storages are kept, watched or pinned.
+        self._known: dict[int, bool] = {}
+        self._pins = Pins()
         self._watched: list[tuple[Watched, str]] = []
         self._written: dict[int, int] = {}
         self._clock = 0
@@ -54,35 +57,36 @@ class Operands:
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes in an operation that has run or has been recorded."""
-        self.use(func, args, kwargs)
-        self.bear(result)
-
-    def use(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Takes in what an operation is given."""
         self._clock += 1
-        for tensor in tensors_in(args):
-            self._use(tensor, func)
+        known = self._known
+        for value in args:
+            if isinstance(value, Tensor):
+                try:
+                    # It costs less to look here than to call.
+                    if value.untyped_storage()._cdata not in known:
+                        self._use(value, func)
+                except NotImplementedError:
+                    self._use(value, func)
+            elif isinstance(value, list | tuple):
+                for tensor in tensors_in(value):
+                    self._use(tensor, func)
         if kwargs:
             for tensor in tensors_in(kwargs.values()):
                 self._use(tensor, func)
         if isinstance(func, OpOverload):
-            for tensor in describe(func).written(args, kwargs):
-                self.wrote(tensor)
-
-    def bear(self, result: Any) -> None:
-        """Takes in what an operation returned."""
-        for tensor in tensors_in((result,)):
-            try:
-                key = key_of(tensor)
-            except NotImplementedError:
-                continue
-            if key not in self._born and key not in self._external:
-                self._born[key] = Watched(tensor)
-                self._written[key] = self._clock
+            operation = describe(func)
+            if operation.writes:
+                for tensor in operation.written(args, kwargs):
+                    self.wrote(tensor)
+        if isinstance(result, Tensor):
+            self._bear(result)
+        else:
+            for tensor in tensors_in((result,)):
+                self._bear(tensor)
 
     def own(self, constant: torch.Tensor) -> None:
         """Takes in a tensor made from Python numbers, which no operation fills: it is kept."""
-        self.bear(constant)
+        self._bear(constant)
         self.retained[key_of(constant)] = constant.untyped_storage()
 
     def wrote(self, tensor: torch.Tensor) -> None:
@@ -95,7 +99,7 @@ class Operands:
     def is_born(self, tensor: torch.Tensor) -> bool:
         """True if the tensor's memory was born in this capture."""
         try:
-            return key_of(tensor) in self._born
+            return self._known.get(key_of(tensor), False)
         except NotImplementedError:
             return False
 
@@ -117,8 +121,20 @@ class Operands:
 
     def seal(self) -> None:
         """The capture is over: forgets what was born in it, and keeps what is external."""
-        self._born.clear()
+        self._known.clear()
         self._written.clear()
+        self._pins.clear()
+
+    def _bear(self, tensor: torch.Tensor) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            return
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = True
+            self._pins.add(storage)
+            self._written[key] = self._clock
 
     def _use(self, tensor: torch.Tensor, func: Any) -> None:
         try:
@@ -128,12 +144,11 @@ class Operands:
             self.retained.setdefault(id(tensor), tensor)
             return
         key = storage._cdata
-        if key in self._born or key in self._external:
+        if key in self._known:
             return
-        self._external.add(key)
-        watched = Watched(tensor)
+        self._known[key] = False
         if self._weak:
-            self._watched.append((watched, _described(tensor, func)))
+            self._watched.append((Watched(tensor), _described(tensor, func)))
         else:
             self.retained[key] = storage
 
@@ -157,12 +172,11 @@ class DeviceListener:
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuses what would read a value back, wait, or run on the host once and for all."""
-        for tensor in tensors_in(args):
-            if tensor.requires_grad:
-                self.bindings.leaf(tensor)
         if not isinstance(func, OpOverload):
             return
         operation = describe(func)
+        if operation.plain:
+            return
         reason = value_reason(operation, args, kwargs)
         if reason is not None:
             if self._on_device(args):
@@ -174,7 +188,15 @@ class DeviceListener:
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes in the operation."""
-        if func is torch.ops.aten.lift_fresh.default:
+        for value in args:
+            if isinstance(value, Tensor):
+                if value.requires_grad:
+                    self.bindings.leaf(value)
+            elif isinstance(value, list | tuple):
+                for tensor in tensors_in(value):
+                    if tensor.requires_grad:
+                        self.bindings.leaf(tensor)
+        if func is LIFT_FRESH:
             self.operands.own(result)
         self.operands.see(func, args, kwargs, result)
 
@@ -206,6 +228,7 @@ class DeviceListener:
 
 
 COPIES = frozenset({"aten.copy_", "aten._to_copy"})
+LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 def _described(tensor: torch.Tensor, func: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +78,10 @@ INDEXING = frozenset(
     }
 )
 MASK_DTYPES = (torch.bool, torch.uint8)
+TAGGED = frozenset({"aten", "prim", "prims", "profiler", "_c10d_functional", "c10d"})
+"""Namespaces of torch's own, whose operations are tagged if they draw random numbers."""
+UNPLAIN = frozenset({"aten._to_copy", "aten.lift_fresh"})
+"""These may wait for a copy from the host, and hold memory that no operation fills."""
 ERROR_CHECKS = frozenset({"aten._linalg_check_errors", "aten.cholesky"})
 # detach_ changes how autograd sees a tensor, not its memory or shape.
 HARMLESS_METADATA = frozenset({"aten::detach_"})
@@ -97,6 +100,9 @@ class Operation:
         composite: It is made of other operations on the CPU, which take its place.
         placed: It takes a device.
         python_meta: Its meta kernel is written in Python.
+        writes: It changes arguments.
+        plain: Neither does it write, wait or draw random numbers, nor may it copy between devices.
+        opaque: It is nobody's that tells whether it draws random numbers.
     """
 
     __slots__ = (
@@ -107,10 +113,13 @@ class Operation:
         "indexes",
         "kind",
         "name",
+        "opaque",
         "placed",
+        "plain",
         "python_meta",
         "seeded",
         "valued",
+        "writes",
     )
 
     def __init__(self, func: OpOverload) -> None:
@@ -137,6 +146,13 @@ class Operation:
             places.setdefault(place, schema.arguments[place])
         self._written = tuple((place, argument.name) for place, argument in places.items())
         self._returned = _returned(schema) if self.kind is Kind.WRITE else ()
+        self.writes = bool(self._written)
+        self.opaque = func.namespace not in TAGGED
+        self.plain = (
+            self.kind in (Kind.VIEW, Kind.FRESH, Kind.EMPTY)
+            and not (self.writes or self.seeded or self.valued or self.indexes or self.opaque)
+            and self.name not in UNPLAIN
+        )
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors that a call changes."""
@@ -151,10 +167,16 @@ class Operation:
         return found[0] if len(found) == 1 else tuple(found)
 
 
-@cache
 def describe(func: OpOverload) -> Operation:
     """The facts about ``func``."""
-    return Operation(func)
+    # Hashing an overload is a call of a Python method: its address, which is kept, is not.
+    found = _described.get(id(func))
+    if found is None:
+        found = _described[id(func)] = Operation(func)
+    return found
+
+
+_described: dict[int, Operation] = {}
 
 
 def value_reason(
