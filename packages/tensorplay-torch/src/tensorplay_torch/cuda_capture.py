@@ -21,8 +21,9 @@ from .cuda_graph import Captured, CudaTemplate, torch_failure
 from .cuda_unwind import drop, end_quietly, ended
 from .cuda_watch import Watch
 from .devices import index_of
+from .foreign import ForeignWork
 from .generators import Generators, checked
-from .pools import Native, TorchPool, new_native, release_bodies
+from .pools import Native, TorchPool, memory_of, new_native, release_bodies
 from .streams import Lane, SideStreams
 from .surroundings import Surroundings
 from .turns import turn
@@ -121,6 +122,7 @@ class CudaCapture(OpenCapture):
             except CaptureError as met:
                 self._unwind(met)
                 raise
+            self.watch.claim(lambda: memory_of(self.pool, self.begun))
             try:
                 self._end_torch()
             except RuntimeError as met:
@@ -221,6 +223,7 @@ def begin(
         generators.register_with(graph)
         watch = Watch(device, options, generators)
         try:
+            pool.hold()
             graph.capture_begin(_handle(pool), mode)
         except RuntimeError as error:
             attempt(
@@ -231,7 +234,7 @@ def begin(
             raise torch_failure("cudaStreamBeginCapture", repr(stream), error) from error
         try:
             inner = base.graph_adopt(stream.cuda_stream, OWNER)
-            watch.start()
+            watch.start(ForeignWork(base, inner))
         except BaseException as error:
             watch.undo()
             broken = not ended(graph)

@@ -9,7 +9,8 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -32,6 +33,7 @@ __all__ = [
     "TorchPool",
     "abandon",
     "give_back",
+    "memory_of",
     "new_native",
     "read_statistics",
     "release_bodies",
@@ -76,9 +78,33 @@ class TorchPool:
         self.host: Pool | None = None
         self.arena: Arena | None = None if device.type == "cuda" else Arena()
         self.peak = 0
+        self._hold: weakref.finalize[Any, Any] | None = None
 
     def __repr__(self) -> str:
         return f"<torch pool {self.id} on {self.device}>"
+
+    def hold(self) -> None:
+        """Keeps torch from giving the id up while nothing is captured into it, until ``let_go``.
+
+        torch refuses an id whose captures are all gone while tensors still live in its memory; a
+        pool that is held between two captures must serve the second.
+        """
+        begin = PRIVATE["begin_allocate_thread"].value
+        end, release = PRIVATE["end_allocate"].value, PRIVATE["release_pool"].value
+        if self._hold is not None or self.owner is not None:
+            return
+        if begin is None or end is None or release is None:
+            return
+        index = index_of(self.device)
+        begin(index, self.native)
+        end(index, self.native)
+        self._hold = weakref.finalize(self, release, index, self.native)
+        self._hold.atexit = False
+
+    def let_go(self) -> None:
+        """Ends ``hold``. Idempotent."""
+        if self._hold is not None:
+            self._hold()
 
     def on_host(self, host: Runtime) -> Pool:
         """The host driver's pool that stands for it: graphs that share it take turns by that."""
@@ -128,6 +154,7 @@ class PoolRegistry:
 
     def forget(self, pool: TorchPool) -> None:
         """The last graph let go of ``pool``."""
+        pool.let_go()
         with self._lock:
             self._pools.pop(pool.id, None)
             if pool.owner is None:
@@ -250,6 +277,23 @@ def read_statistics(pool: TorchPool) -> PoolStatistics:
             for block in segment["blocks"]
         ),
     )
+
+
+def memory_of(pool: TorchPool, begun: Iterable[Native]) -> Callable[[int], bool]:
+    """A test whether an address is in memory of the pool now, or of bodies that ``begun`` says."""
+    index, natives = index_of(pool.device), {pool.native, *begun}
+    spans = sorted(
+        (segment["address"], segment["address"] + segment["total_size"])
+        for segment in _segments()
+        if segment["device"] == index and segment["segment_pool_id"] in natives
+    )
+    starts = [start for start, _ in spans]
+
+    def holds(address: int) -> bool:
+        place = bisect_right(starts, address) - 1
+        return place >= 0 and address < spans[place][1]
+
+    return holds
 
 
 def _segments() -> list[dict[str, Any]]:

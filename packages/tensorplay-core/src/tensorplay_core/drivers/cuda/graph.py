@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -289,9 +288,11 @@ class Graphs(Pools):
         live = template.live()
         return topology.read(self, live.graph, live.branches, label=live.subject)
 
-    def mentioned(self, capture: CudaCapture) -> set[int]:
+    def mentioned(
+        self, capture: CudaCapture, spans: Sequence[tuple[Any, int, int]] | None = None
+    ) -> set[int]:
         """Every 64-bit value in the parameters of the work captured so far; see ``operands``."""
-        return operands.mentioned(self, capture)
+        return operands.mentioned(self, capture, spans)
 
     @hookimpl
     def tensorplay_graph_dot(self, template: CudaTemplate, verbose: bool) -> str:
@@ -332,25 +333,10 @@ class Graphs(Pools):
         executable: CudaExecutable,
         static: Sequence[Any],
         results: Sequence[Any],
-        *,
-        check: Callable[[Sequence[Any]], bool],
-        pointer: Callable[[Any], int],
-        allocate: Callable[[Any], Any],
-        using: Callable[[Any], AbstractContextManager[Any]],
-        hold: bool = True,
+        **ways: Any,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator; see ``staging.staged``."""
-        return staged(
-            self,
-            executable,
-            static,
-            results,
-            check=check,
-            pointer=pointer,
-            allocate=allocate,
-            using=using,
-            hold=hold,
-        )
+        return staged(self, executable, static, results, **ways)
 
 
 def _pointer_of(static: Sequence[Any]) -> Callable[[Any], int]:
