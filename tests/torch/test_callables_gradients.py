@@ -674,3 +674,56 @@ def test_parameters_changed_between_forward_and_backward(device, param_grads):
     with pytest.raises(tp.StaleGraph, match=r"since the forward: parameter '2\.weight'"):
         loss.backward()
     module(leaf(device)).square().sum().backward()
+
+
+def test_a_buffer_that_a_later_forward_moves_before_the_backward(device):
+    """Eager counts the write and refuses the backward, so a replay must not go ahead."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.scale.lerp_(x.abs().mean(0), 0.5)
+            return x * self.scale
+
+    module = Scaled().to(device)
+    eager = copy.deepcopy(module)
+    tp.make_graphed_callables(module, (leaf(device),), slots=2)
+    for one, error in ((module, tp.StaleGraph), (eager, RuntimeError)):
+        first = one(leaf(device))
+        one(leaf(device)).sum().backward()
+        with pytest.raises(error, match="scale|modified by an inplace operation"):
+            first.sum().backward()
+        first = one(leaf(device))
+        with torch.no_grad():
+            one(rand(device, 3, 4))
+        with pytest.raises(error, match="scale|modified by an inplace operation"):
+            first.sum().backward()
+
+
+def test_a_parameter_that_the_backward_does_not_read_may_change_before_it(device, twins):
+    """Nobody saves a bias; and of the first layer's weight only its own gradient would have use."""
+    pair = twins(nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device), rand(device, 3, 4))
+    result, expected = pair.call(rand(device, 3, 4))
+    with torch.no_grad():
+        for module in pair.modules():
+            for parameter in module.parameters():
+                parameter.add_(1)
+    result.square().sum().backward()
+    expected.square().sum().backward()
+    pair.check()
+
+
+def test_a_frozen_parameter_changed_before_the_backward(device):
+    module = nn.Linear(4, 4).to(device).requires_grad_(False)
+    eager = copy.deepcopy(module)
+    tp.make_graphed_callables(module, (leaf(device),))
+    for one, error in ((module, tp.StaleGraph), (eager, RuntimeError)):
+        loss = one(leaf(device)).sum()
+        with torch.no_grad():
+            one.weight.add_(1)
+        with pytest.raises(error):
+            loss.backward()

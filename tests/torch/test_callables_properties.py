@@ -186,7 +186,6 @@ class History:
         )
         self.check()
         self.flights: list[dict[str, Any]] = []
-        self.steps = 0
 
     def both(self, call):
         """Calls each twin from one random state; states come out equal."""
@@ -221,7 +220,6 @@ class History:
                 "inputs": inputs,
                 "graphs": graphs,
                 "state": "waiting",
-                "steps": self.steps,
                 "outputs": len(differentiable(expected)),
             }
         )
@@ -246,26 +244,19 @@ class History:
             else:
                 failures.append(None)
         retained = self.way["retain_graph"] or flight["outputs"] > 1
-        refused = flight["graphs"] and (
-            flight["state"] == "superseded"
-            or (flight["state"] == "spent" and not retained)
-            or flight["steps"] != self.steps
+        refused = failures[0] is not None or (
+            flight["graphs"]
+            and (flight["state"] == "superseded" or (flight["state"] == "spent" and not retained))
         )
         event(f"backward: {flight['state']}, {'refused' if refused else 'equal'}")
         if refused:
-            assert isinstance(failures[1], tp.StaleGraph)
-            # What eager made of it is not to be compared from here on.
+            assert isinstance(failures[1], tp.StaleGraph if flight["graphs"] else RuntimeError)
+            # What either made of it before it failed is not to be compared from here on.
             for p, q in zip(self.eager.parameters(), self.graphed.parameters(), strict=True):
                 p.grad = None if q.grad is None else q.grad.clone()
             self.drop(which)
             return
-        assert failures == [None, None] or flight["steps"] != self.steps
-        if failures != [None, None]:
-            assert not flight["graphs"]
-            self.drop(which)
-            for one in (self.eager, self.graphed):
-                one.zero_grad()
-            return
+        assert failures == [None, None]
         if flight["state"] == "waiting":
             flight["state"] = "spent" if not retained else "waiting"
         self.check()
@@ -302,8 +293,6 @@ class History:
                 for parameter in module.parameters():
                     if parameter.grad is not None:
                         parameter.sub_(parameter.grad, alpha=0.01)
-        if any(p.grad is not None for p in self.graphed.parameters()):
-            self.steps += 1
 
     def load(self, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -313,7 +302,6 @@ class History:
         }
         self.eager.load_state_dict(state)
         self.graphed.load_state_dict(state)
-        self.steps += 1
 
     def check(self):
         for one, other in zip(

@@ -14,8 +14,9 @@ from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGrap
 from ._private import required
 from .arguments import Arguments
 from .calls import Aliases, explained, requirements
+from .differentiation import Leaf
 from .lanes import Ticket
-from .passes import Backward
+from .passes import Backward, Forward
 from .slots import Slot, choose
 
 __all__ = ["TrainingCall"]
@@ -99,8 +100,8 @@ class TrainingCall:
         self._single = len(total) == 1
         self._only = slots[0] if len(slots) == 1 and not alias else None
         leaves = [leaf for leaf in forward.leaves if leaf.real is not None]
-        self._read = [leaf.real for leaf in leaves]
-        self._names = [leaf.name for leaf in leaves]
+        self._read, self._names = _read(forward, leaves)
+        self._written = forward.written
         if in_graph:
             # Stands for the parameters: it lets the outputs require grad, and gets none itself.
             self._leaves: tuple[Any, ...] = (torch.zeros((), requires_grad=True),)
@@ -156,6 +157,8 @@ class TrainingCall:
             results = slot.forward.run(tensors[: self._count])
             ctx.ticket = ticket = slot.issue(chain.launched(slot.place))
         ctx.slot = slot
+        if self._written:
+            torch.autograd.graph.increment_version(self._written)
         ticket.versions = list(map(_version, self._read))
         if self._alias:
             results = self._aliases[id(slot)]()
@@ -246,6 +249,15 @@ class TrainingCall:
             "and with param_grads='in_graph' those of the parameters would be added all the same",
             remedy="Call backward(), or graph with param_grads='autograd'.",
         )
+
+
+def _read(forward: Forward, leaves: Sequence[Leaf]) -> tuple[list[torch.Tensor | None], list[str]]:
+    """What a backward reads of memory that others may write, and what errors call it."""
+    saved = forward.saving.saved
+    if saved or not forward.compiled:
+        return [one.tensor for one in saved], [one.name for one in saved]
+    # What compiled regions save cannot be seen.
+    return [leaf.real for leaf in leaves], [leaf.name for leaf in leaves]
 
 
 def _inside_ddp() -> bool:

@@ -43,6 +43,7 @@ def bare_call(
     plain, take, count = arguments.plain, arguments.take, len(arguments.tensors)
     run, build = forward.run, forward.outputs.build
     lock, follow, launched = chain.lane.lock, chain.lane.follow, chain.launched
+    written = forward.written
     aliases = Aliases(forward.outputs) if alias else None
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,6 +55,8 @@ def bare_call(
                 follow()
                 results = run(inputs)
                 launched(place)
+            if written:
+                torch.autograd.graph.increment_version(written)
         except SignatureMismatch as error:
             raise explained(error, arguments, args, kwargs) from None
         return build(inputs, results if aliases is None else aliases())

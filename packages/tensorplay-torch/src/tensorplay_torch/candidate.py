@@ -21,7 +21,7 @@ from tensorplay_core.errors import (
 from .arguments import Arguments
 from .devices import resolve_device
 from .eligibility import admit, is_ddp, plain_tensor
-from .reached import Reached
+from .reached import Reached, compile_contexts
 
 __all__ = ["Candidate", "forward_of"]
 
@@ -43,6 +43,7 @@ class Candidate:
         subject: What errors call it.
         arguments: The form of the call.
         device: Where everything is.
+        compiled: There are regions in it that torch.compile compiled.
 
     Raises:
         ArgumentError: An argument that a graph cannot stand for.
@@ -77,6 +78,7 @@ class Candidate:
         for tensor, path in zip(self.arguments.tensors, self.arguments.paths, strict=True):
             self._refuse_unfit(tensor, path)
         self.device = self._common_device(reached)
+        self.compiled = any(compile_contexts(self._plain, reached.modules.values()))
         self.arguments.tensors = self.buffers()
 
     def put(self, forward: Callable[..., Any]) -> None:

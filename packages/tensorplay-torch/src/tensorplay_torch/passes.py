@@ -18,6 +18,7 @@ from .gradients import Accumulation, buffer_of
 from .graphs import CUDAGraph
 from .outputs import Outputs, dense
 from .purity import nothing_else
+from .saving import Saving
 from .settings import Settings
 from .storages import key_of
 from .substitution import StandIns
@@ -43,6 +44,9 @@ class Forward:
         inputs: Its input buffers.
         outputs: What it returned.
         leaves: What gradients can be computed for.
+        saving: What it saved for its backward.
+        written: Memory that is not its own and that each replay writes.
+        compiled: There are compiled regions in it, of which not all is seen.
         run: ``run(inputs)`` copies, launches, and returns copies of the results; with aliases
             nothing, since they are the results.
     """
@@ -54,9 +58,13 @@ class Forward:
         outputs: Outputs,
         leaves: list[Leaf],
         *,
+        saving: Saving,
+        written: Sequence[torch.Tensor],
+        compiled: bool,
         alias: bool,
     ) -> None:
         self.graph, self.inputs, self.outputs, self.leaves = graph, inputs, outputs, leaves
+        self.saving, self.written, self.compiled = saving, list(written), compiled
         self.run: StagePlan = graph.stage(inputs, () if alias else outputs.buffers)
 
     def close(self) -> None:
@@ -99,9 +107,10 @@ def record_forward(
     *,
     stand_ins: StandIns,
     is_born: Callable[[torch.Tensor], bool],
+    used: Mapping[int | None, str],
+    written: Sequence[torch.Tensor],
     pool: Hashable,
     settings: Settings,
-    retain: bool,
 ) -> Forward:
     """Captures the callable on ``inputs`` into ``pool``.
 
@@ -110,9 +119,10 @@ def record_forward(
         inputs: Buffers for this capture.
         stand_ins: Of the parameters of its modules.
         is_born: True for a leaf that the callable makes itself.
+        used: Names of memory that is not its own, by key of its storage.
+        written: Of that, what it writes.
         pool: Id of a pool.
         settings: How.
-        retain: Keep what backwards need beyond the first.
 
     Raises:
         CaptureError: It did what a replay would not do again, or recorded nothing.
@@ -122,6 +132,7 @@ def record_forward(
         made.register_generator_state(generator)
     known = known_objects(candidate, stand_ins)
     since = history_begins()
+    saving = Saving({**used, **names_of(candidate)}, {key_of(tensor) for tensor in inputs})
     with noted("capturing the forward of", candidate), nothing_else(candidate):
         with graph(
             made,
@@ -130,7 +141,7 @@ def record_forward(
             device=candidate.device,
             allow_empty=True,
         ):
-            with _kept() if retain else nullcontext():
+            with saving.seeing() if not candidate.compiled else nullcontext():
                 value = candidate.run(inputs)
             outputs = Outputs(
                 value, inputs, known, device=candidate.device, subject=candidate.subject
@@ -147,7 +158,17 @@ def record_forward(
                 is_born=is_born,
                 subject=candidate.subject,
             )
-            return Forward(made, inputs, outputs, leaves, alias=settings.alias)
+            return Forward(
+                made,
+                inputs,
+                outputs,
+                leaves,
+                saving=saving,
+                # On the CPU the operations that a replay runs count by themselves.
+                written=() if candidate.device.type == "cpu" else written,
+                compiled=candidate.compiled,
+                alias=settings.alias,
+            )
         except BaseException:
             made.close()
             raise
@@ -168,7 +189,8 @@ def record_backward(
         candidate: The callable.
         forward: Of it.
         pattern: For each differentiable output, whether there is a gradient.
-        pool: Id of a pool.
+        pool: Id of the pool that the forward is in; None for a capture after replays of it, into a
+            pool apart.
         settings: How.
         retain: Leave what it uses for another backward.
 
@@ -177,6 +199,7 @@ def record_backward(
     """
     differentiable = forward.outputs.differentiable
     chosen = [n for n, present in zip(differentiable, pattern, strict=True) if present]
+    forward.saving.checks = pool is not None
     with torch.inference_mode(False), torch.no_grad():
         seeds = [torch.zeros_like(forward.outputs.buffers[n]) for n in chosen]
     made = CUDAGraph(device=candidate.device)
@@ -260,24 +283,6 @@ def noted(what: str, candidate: Candidate) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _kept() -> Iterator[None]:
-    """Saves tensors for a backward that is captured after replays, which count as writes to them.
-
-    Nothing is lost by not checking: what replays write are the very values that are wanted.
-    """
-    with torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is):
-        yield
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach()
-
-
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def known_objects(candidate: Candidate, stand_ins: StandIns) -> dict[int, Any]:
     """What is handed back for tensors of modules, by identity: they come back as they are."""
     known: dict[int, Any] = {id(buffer): buffer for _, buffer in candidate.reached.buffers()}
@@ -285,6 +290,16 @@ def known_objects(candidate: Candidate, stand_ins: StandIns) -> dict[int, Any]:
         real = stand_ins.real(parameter)
         known[id(parameter)] = parameter if real is None else real
     return known
+
+
+def names_of(candidate: Candidate) -> dict[int | None, str]:
+    """What errors call parameters and buffers, by key of their storage."""
+    reached = candidate.reached
+    names: dict[int | None, str] = {
+        key_of(tensor): f"buffer {name!r}" for name, tensor in reached.buffers()
+    }
+    names.update((key_of(one), f"parameter {name!r}") for name, one in reached.parameters())
+    return names
 
 
 def _refuse_empty(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .operations import describe, tensors_in
+from .operations import HIDDEN_WRITES, describe, tensors_in
 from .storages import Watched, key_of
 from .versions import Versions
 
@@ -31,11 +31,16 @@ class Preservation:
 
     Attributes:
         generators: Random generators, beside the default ones, that the work drew from.
+        used: What the work was given that it did not make: names of storages by key.
+        written: Of that, what it wrote: aliases that count writes together with the tensors.
     """
 
     def __init__(self, device: torch.device, buffers: Iterable[torch.Tensor]) -> None:
         self.generators: list[torch.Generator] = []
+        self.used: dict[int | None, str] = {}
+        self.written: dict[int | None, torch.Tensor] = {}
         self._device = device
+        self._kept: list[torch.UntypedStorage] = []
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._born: dict[int, Watched] = {}
         self._versions = Versions()
@@ -54,8 +59,13 @@ class Preservation:
         """Saves what ``func`` is about to change."""
         if not isinstance(func, OpOverload):
             return
+        for tensor in tensors_in((*args, *kwargs.values())):
+            self._use(tensor)
         for tensor in describe(func).written(args, kwargs):
             self.save(tensor)
+            # A write that the schema does not tell of is not counted by eager either.
+            if (key := _key(tensor)) in self.used and func._schema.name not in HIDDEN_WRITES:
+                self.written.setdefault(key, tensor.detach())
         generator = kwargs.get("generator")
         if generator is not None and id(generator) not in self._states:
             self._states[id(generator)] = (generator, generator.get_state())
@@ -81,6 +91,13 @@ class Preservation:
         if key not in self._saved:
             storage = tensor.untyped_storage()
             self._saved[key] = (storage, storage.clone())
+
+    def _use(self, tensor: torch.Tensor) -> None:
+        key = _key(tensor)
+        if key is not None and key not in self._born and key not in self.used:
+            self.used[key] = f"a tensor of shape {tuple(tensor.shape)}"
+            # As long as it is kept, no other storage gets its key.
+            self._kept.append(tensor.untyped_storage())
 
     def restore(self) -> None:
         """Puts everything back. Nothing may be under way on other streams."""

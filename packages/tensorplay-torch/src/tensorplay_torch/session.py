@@ -53,6 +53,8 @@ class Session:
         # callables have several outputs with a gradient.
         self._outside: dict[int, torch.Tensor] | None = None
         self._several: dict[int, bool] = {}
+        self._written: dict[int, list[torch.Tensor]] = {}
+        self._preservation: Preservation | None = None
 
     def warm_up(self, stream: object) -> None:
         """Calls each callable on ``stream``, backward included, and undoes what that changed.
@@ -65,7 +67,7 @@ class Session:
         device = self._candidates[0].device
         buffers = [buffer for one in self._candidates for _, buffer in one.reached.buffers()]
         _synchronize(device)
-        preservation = Preservation(device, buffers)
+        preservation = self._preservation = Preservation(device, buffers)
         dispatch = CaptureDispatch([preservation])
         self._outside = {}
         try:
@@ -73,9 +75,11 @@ class Session:
                 dispatch.start()
                 try:
                     for candidate in self._candidates:
+                        preservation.written.clear()
                         with noted("warming up", candidate):
                             for _ in range(self.settings.warmup):
                                 self._call(candidate, preservation.is_born)
+                        self._written[id(candidate)] = list(preservation.written.values())
                 finally:
                     dispatch.stop()
         finally:
@@ -107,9 +111,10 @@ class Session:
             inputs,
             stand_ins=self._stand_ins,
             is_born=lambda tensor: outside is not None and id(tensor) not in outside,
+            used=self._preservation.used if self._preservation is not None else {},
+            written=self._written.get(id(candidate), ()),
             pool=pool,
             settings=self.settings,
-            retain=self._differentiate and self.retains(candidate),
         )
         self._refuse_unused(candidate, made.outputs, made.leaves, inputs)
         return made
