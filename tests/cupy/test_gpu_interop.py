@@ -89,6 +89,7 @@ def test_torch_works_on_the_stream_of_the_capture():
     assert (view == 7).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*under-utilization")  # The grid is small for a test.
 def test_numba_kernels_are_captured_and_their_arrays_are_kept():
     cuda = pytest.importorskip("numba.cuda")
     if not cuda.is_available():

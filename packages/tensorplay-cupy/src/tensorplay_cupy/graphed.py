@@ -288,8 +288,8 @@ def _refuse_written(static: list[Any], arrays: list[Any], tree: Tree, subject: o
             operation=f"writing {_path(path)}",
             doing="capturing",
             subject=repr(subject),
-            met="the function writes an array that it was given, and replays work on copies, so "
-            "the caller's array would not change",
+            met=f"the function writes {_path(path)}, an array that it was given, and replays work "
+            "on copies, so the caller's array would not change",
             remedy="Return the new value, or let the function reach the array by closure.",
         )
 
