@@ -71,6 +71,12 @@ class Runtime:
             self._manager.register(shielded(observer))
         self._manager.check_pending()
         self._hook = self._manager.hook
+        self._calls = {
+            hook: self._shortest(hook)
+            for hooks in NOUNS.values()
+            for hook in hooks
+            if self.can(hook)
+        }
 
     def __repr__(self) -> str:
         return f"Runtime({self.name!r})"
@@ -101,8 +107,17 @@ class Runtime:
             )
 
     def _call(self, hook: str, **arguments: Any) -> Any:
-        self.require(hook, hook.replace("_", " "))
-        return getattr(self._hook, f"{PROJECT}_{hook}")(**arguments)
+        call = self._calls.get(hook)
+        if call is None:
+            self.require(hook, hook.replace("_", " "))
+        return call(**arguments)  # type: ignore[misc]
+
+    def _shortest(self, hook: str) -> Callable[..., Any]:
+        """The driver's own method if nobody watches it, which pluggy would call all the same."""
+        caller = getattr(self._hook, f"{PROJECT}_{hook}")
+        first, *others = caller.get_hookimpls()
+        whole = not others and set(first.argnames) == set(caller.spec.argnames)
+        return cast("Callable[..., Any]", first.function if whole else caller)
 
     # device
 

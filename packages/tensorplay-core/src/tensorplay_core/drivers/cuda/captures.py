@@ -227,7 +227,8 @@ class CudaTemplate:
             for found in one.walk()
         }
         self.subject = f"graph {int(graph):#x} on {capture.device}"
-        self.nodes: list[Any] = contexts.cu.nodes(graph, about=self.subject)
+        self._nodes: list[Any] | None = None
+        self._count: int | None = None
         self._owner = owner
         self._contexts = contexts
         self._end: weakref.finalize[Any, Any] | None = None
@@ -237,9 +238,18 @@ class CudaTemplate:
         self.closed = False
 
     @property
+    def nodes(self) -> list[Any]:
+        """The native nodes at its top level, none once it is closed. Read when first asked for."""
+        if self._nodes is None:
+            self._nodes = self._contexts.cu.nodes(self.graph, about=self.subject)
+        return self._nodes
+
+    @property
     def node_count(self) -> int:
         """Nodes at its top level."""
-        return len(self.nodes)
+        if self._count is None:
+            self._count = self._contexts.cu.count_nodes(self.graph, about=self.subject)
+        return self._count
 
     def __repr__(self) -> str:
         return f"<{self.subject}, {self.node_count} nodes>"
@@ -275,7 +285,7 @@ class CudaTemplate:
         """Destroys it. Idempotent. An executable made from it stays whole."""
         self.closed = True
         self._owner = None
-        self.owned, self.nodes = Owned(), []
+        self.owned, self._nodes, self._count = Owned(), [], self._count or 0
         if self._end is not None:
             self._end()
 

@@ -171,15 +171,21 @@ class Graphs(Pools):
         finally:
             self._leave(capture)
 
-    def template_of(self, capture: CudaCapture, graph: Any, owner: object) -> CudaTemplate:
+    def template_of(
+        self, capture: CudaCapture | None, graph: Any, owner: object, device: int = 0
+    ) -> CudaTemplate:
         """The template of an adopted capture, once its owner ended it.
 
         Args:
-            capture: What ``graph_adopt`` returned.
+            capture: What ``graph_adopt`` returned; None if nobody needed to adopt it.
             graph: The owner's native graph, a handle or an int.
             owner: Who destroys it; it is kept alive until the template is closed.
+            device: Ordinal of its GPU, of a capture that was not adopted.
         """
         native = self.native.CUgraph(int(graph))
+        if capture is None:
+            alone = CudaCapture(device=CudaDevice(device), stream=0, graph=native)
+            return CudaTemplate(self, alone, native, owner)
         try:
             return CudaTemplate(self, capture, native, owner)
         finally:
