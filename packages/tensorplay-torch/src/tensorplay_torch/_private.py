@@ -78,6 +78,8 @@ PRIVATE: dict[str, Private] = {
     "current_raw_stream": _find(
         "_cuda_getCurrentRawStream", "replays on the current stream cost 5 µs more"
     ),
+    "get_stream": _find("_cuda_getCurrentStream", "captures take 40 µs longer"),
+    "set_stream": _find("_cuda_setStream", "captures take 40 µs longer"),
     "begin_allocate_stream": _find(
         "_cuda_beginAllocateCurrentStreamToPool",
         "bodies of conditional nodes cannot allocate memory",

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 __all__ = ["Surroundings"]
 
-KINDS = ("cpu", "cuda")
 
-
-@dataclass(frozen=True, slots=True)
 class Surroundings:
     """Grad mode and autocast of this thread, as they were when this was made.
 
@@ -20,23 +15,20 @@ class Surroundings:
     code before any replay has filled it, so the copies are dropped on either side.
     """
 
-    grad: bool = field(default_factory=torch.is_grad_enabled)
-    autocast: tuple[bool, ...] = field(
-        default_factory=lambda: tuple(map(torch.is_autocast_enabled, KINDS))
-    )
-    dtypes: tuple[torch.dtype, ...] = field(
-        default_factory=lambda: tuple(map(torch.get_autocast_dtype, KINDS))
-    )
-    cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
+    __slots__ = ("_cache", "_cpu", "_cuda", "_grad")
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self._cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        self._cache = torch.is_autocast_cache_enabled()
         torch.clear_autocast_cache()
 
     def restore(self) -> None:
         """Puts them back."""
-        torch.set_grad_enabled(self.grad)
-        for kind, enabled, dtype in zip(KINDS, self.autocast, self.dtypes, strict=True):
+        torch.set_grad_enabled(self._grad)
+        for kind, (enabled, dtype) in (("cpu", self._cpu), ("cuda", self._cuda)):
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(self.cache)
+        torch.set_autocast_cache_enabled(self._cache)
         torch.clear_autocast_cache()
