@@ -16,6 +16,7 @@ from .admission import subject_of
 from .batch import Batch
 from .capturing import Captured, capture_step
 from .dependencies import Dependencies
+from .distributed import close_before_groups
 from .episodes import Episodes
 from .groups import Groups
 from .hyperparameters import Hyperparameters
@@ -114,6 +115,7 @@ class Runner:
             before.graph.close()
         self.captured, self.fresh = captured, bool(captured.born)
         self.captures += 1
+        close_before_groups(self, captured.graph)
         # Learning rate schedules warn if they step first; of the steps to come they see none.
         recipe.optimizer._opt_called = True  # type: ignore[attr-defined]
         if damped:
