@@ -278,3 +278,47 @@ def test_nodes_are_counted_by_one_call() -> None:
     driver.made.clear()
     assert plugin.tensorplay_graph_mark(capture) == 7
     assert [name for name, _ in driver.made] == ["cuGraphGetNodes"]
+
+
+def test_nodes_between_two_operations_are_found_and_read() -> None:
+    driver = Driver(13000)
+    made = {"root": ["a"], "body": []}
+    driver.answers["cuGraphGetNodes"] = lambda graph, count=0: (
+        made[graph][:count],
+        len(made[graph]),
+    )
+    plugin = Conditionals(driver)
+    capture = CudaCapture(device=GPU, stream=5, graph="root")
+    gaps, read = plugin.gaps(capture), []
+
+    def words(work: Any, nodes: Any) -> set[int]:
+        read.extend(nodes)
+        return {7}
+
+    gaps.pass_over()
+    gaps.look()
+    assert not gaps
+    made["root"] += ["foreign 1", "foreign 2"]
+    gaps.look()
+    made["root"].append("ours")
+    gaps.pass_over()
+    capture.open.append(SimpleNamespace(graph="body"))  # type: ignore[arg-type]
+    made["body"].append("foreign in the body")
+    gaps.look()
+    capture.open.clear()
+    gaps.look()
+    assert gaps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorplay_core.drivers.cuda.operands.mentioned_by", words)
+        assert gaps.words() == {7}
+    assert read == ["foreign 1", "foreign 2", "foreign in the body"]
+
+
+def test_nodes_of_a_broken_capture_are_not_counted() -> None:
+    driver = Driver(13000)
+    plugin = Conditionals(driver)
+    driver.__dict__["cuGraphGetNodes"] = lambda graph, count=0: (900, None, None)
+    gaps = plugin.gaps(CudaCapture(device=GPU, stream=5, graph="root"))
+    gaps.look()
+    gaps.pass_over()
+    assert not gaps

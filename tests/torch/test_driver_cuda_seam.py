@@ -165,6 +165,19 @@ def graph_class(world):
     return Graph
 
 
+class NoGaps:
+    """A capture without foreign work."""
+
+    def look(self):
+        pass
+
+    def pass_over(self):
+        pass
+
+    def __bool__(self):
+        return False
+
+
 class Native:
     """A stand-in for core's CUDA driver: what the torch driver asks of it."""
 
@@ -203,11 +216,17 @@ class Native:
         if capture.bodies and self.poison:
             capture.poisoned = self.poison
 
+    def gaps(self, capture):
+        return NoGaps()
+
     def bury(self, capture, error=None):
         self.world.note("bury")
         capture.buried = True
 
-    def template_of(self, capture, graph, owner):
+    def is_capturing(self, handle):
+        return handle in self.world.capturing
+
+    def template_of(self, capture, graph, owner, device):
         return SimpleNamespace(node_count=1, close=lambda: self.world.note("close template"))
 
     @hookimpl

@@ -127,6 +127,16 @@ PRIVATE: dict[str, Private] = {
         "a graphed callable inside torch.func transforms fails in place of running without graphs",
         cuda=False,
     ),
+    "current_autograd_node": _find(
+        "_current_autograd_node",
+        "annotations of a backward pass are those of the call of backward()",
+        cuda=False,
+    ),
+    "autograd_number": _find(
+        "_autograd._get_sequence_nr",
+        "annotations of a backward pass are those of the call of backward()",
+        cuda=False,
+    ),
     "will_execute": _find(
         "_will_engine_execute_node",
         "param_grads='in_graph' cannot tell backward() from torch.autograd.grad()",

@@ -76,6 +76,11 @@ class Arena:
         poison(made)
         return made
 
+    def addresses(self) -> set[int]:
+        """Where its storages are that anything holds."""
+        storages = [one.storage() for one in self._storages]
+        return {one.data_ptr() for one in storages if one is not None}
+
     @property
     def reserved(self) -> list[int]:
         """Sizes in bytes of the storages that anything holds."""

@@ -15,7 +15,7 @@ from tensorplay_core.runtime import Runtime
 if TYPE_CHECKING:
     from .streams import Lane
 
-__all__ = ["Bases", "CudaDriver", "NativeExecutable", "cuda_driver", "host_queue", "lend"]
+__all__ = ["Bases", "CudaDriver", "Gaps", "NativeExecutable", "cuda_driver", "host_queue", "lend"]
 
 HINTS = {
     "cuda": "pip install 'tensorplay-torch[cuda13]' (or [cuda12], as torch.version.cuda says) "
@@ -34,6 +34,10 @@ class CudaDriver(Protocol):
         """The last step of discarding an adopted capture."""
         ...
 
+    def gaps(self, capture: Capture) -> Gaps:
+        """Looks for foreign nodes of an adopted capture."""
+        ...
+
     def staged(
         self,
         executable: Executable,
@@ -48,6 +52,26 @@ class CudaDriver(Protocol):
         guard: Callable[..., bool] | None = None,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator."""
+        ...
+
+
+class Gaps(Protocol):
+    """Nodes of a capture that no operation was seen to make."""
+
+    def look(self) -> None:
+        """Finds the nodes that came since the last look or passing."""
+        ...
+
+    def pass_over(self) -> None:
+        """All nodes so far are accounted for."""
+        ...
+
+    def words(self) -> set[int]:
+        """Every 64-bit value in their parameters; most are no addresses."""
+        ...
+
+    def __bool__(self) -> bool:
+        """True if any was found."""
         ...
 
 

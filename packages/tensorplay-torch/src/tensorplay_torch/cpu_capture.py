@@ -20,6 +20,7 @@ from tensorplay_core.runtime import Runtime
 from .bases import Bases, host_queue
 from .devices import CPU
 from .isolation import isolated
+from .liveness import listed
 from .operands import Operands
 from .pools import TorchPool
 from .recorder import Recorder
@@ -142,10 +143,13 @@ class CpuExecutable:
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
         self.inner: Executable = base.graph_instantiate(template.inner)
         self.turn = threading.RLock()
-        self._watched = template.watched
+        self._watched, self._count = template.watched, template.node_count
         self.launch = _launcher(isolated(self.inner.launch), self.turn)
         if template.watched is not None:
             self.launch = self._checked(self.launch)
+
+    def __repr__(self) -> str:
+        return f"a graph of {self._count} nodes on the CPU"
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         def launch_alive(stream: object = None) -> None:
@@ -154,7 +158,7 @@ class CpuExecutable:
                 raise StaleGraph(
                     doing="replaying",
                     subject=repr(self),
-                    met=f"{len(dead)} of its inputs died since the capture: {'; '.join(dead)}",
+                    met=f"{len(dead)} of its inputs died since the capture: {listed(dead)}",
                     remedy="Keep the inputs alive, or capture without check_input_liveness, which "
                     "makes the graph keep them.",
                 )

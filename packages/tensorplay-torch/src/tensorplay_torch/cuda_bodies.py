@@ -49,7 +49,8 @@ class CudaBody:
         root = self._root
         lane = root.lane(self.depth)
         lend(self.inner, lane)
-        root.base.conditional_enter(self.inner)
+        with root.watch.unforeign():
+            root.base.conditional_enter(self.inner)
         with ExitStack() as undo:
             undo.push(self._left_open)
             undo.enter_context(torch.cuda.stream(lane.torch))
@@ -69,7 +70,8 @@ class CudaBody:
     def sample(self, predicate: object) -> None:
         """Samples ``predicate`` at this point of a while body."""
         tensor = checked(predicate, ConditionalKind.WHILE, self.device)
-        self._root.base.conditional_set(self.inner, tensor)
+        with self._root.watch.unforeign():
+            self._root.base.conditional_set(self.inner, tensor)
 
     def exit(self) -> None:
         """Ends it and makes its parent's stream current again.
@@ -99,12 +101,14 @@ def open_bodies(
     Raises:
         PredicateError: ``predicate`` is not one of ``kind`` on the device.
     """
-    inners = parent.root.base.conditional_open(
-        parent.inner,
-        kind,
-        checked(predicate, kind, parent.device),
-        branches,
-        first=first,
-        max_steps=max_steps,
-    )
+    root = parent.root
+    with root.watch.unforeign():
+        inners = root.base.conditional_open(
+            parent.inner,
+            kind,
+            checked(predicate, kind, parent.device),
+            branches,
+            first=first,
+            max_steps=max_steps,
+        )
     return tuple(CudaBody(parent, inner) for inner in inners)

@@ -151,7 +151,7 @@ class CudaExecutable:
             raise torch_failure("cudaGraphInstantiate", repr(captured.graph), error) from error
         self._bases = bases
         self._base = bases("cuda")
-        self._template = template
+        self._template, self._count = template, template.node_count
         self._captured = captured
         self._updated: Captured | None = None
         self.device = captured.pool.device
@@ -168,6 +168,9 @@ class CudaExecutable:
         template.executable = weakref.ref(self)
         self.inner.divert(self._through_torch)
         self.launch = self._checked(self.inner.launch)
+
+    def __repr__(self) -> str:
+        return f"a graph of {self._count} nodes on {self.device}"
 
     @property
     def draws(self) -> bool | None:

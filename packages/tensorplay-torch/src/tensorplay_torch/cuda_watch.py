@@ -1,12 +1,13 @@
 """What is seen of a capture on CUDA: operands, optimizer state, random numbers.
 
-With ``track_operands`` or ``check_input_liveness`` a dispatch mode shows every operation. Without,
-only optimizers are looked at, and inside conditional bodies whether random numbers are drawn.
+With ``track_operands``, ``check_input_liveness`` or annotations a dispatch mode shows every
+operation. Without, only optimizers are looked at, and inside conditional bodies whether random
+numbers are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +17,13 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import StaleGraph
 from tensorplay_core.protocols import CaptureOptions
 
+from .annotated import BackwardScopes
 from .broken import of_operation
 from .culprit import name_of
-from .dispatch import CaptureDispatch
+from .dispatch import CaptureDispatch, Listener
+from .foreign import ForeignWork, tensors_at
 from .generators import Generators, draws
+from .liveness import listed
 from .operands import DeviceListener
 from .operations import describe, tensors_in
 from .refusals import Reason, refused
@@ -52,8 +56,9 @@ class Watch:
             self._bindings = self._listener.bindings
         else:
             self._bindings = Bindings(lambda tensor: False)
-        listeners = [] if self._listener is None else [self._listener]
-        self._dispatch = CaptureDispatch([*listeners, self._random], explain=of_operation)
+        self._device = device
+        self._foreign: ForeignWork | None = None
+        self._scopes = None if options.timeline is None else BackwardScopes(options.timeline)
         self._started: list[CaptureDispatch] = []
 
     @property
@@ -61,13 +66,23 @@ class Watch:
         """Whether captured work draws random numbers; None if not all of it was seen."""
         if self._listener is None or (self._random.unsure and not self._random.drew):
             return None
+        if self._foreign:
+            return None
         return self._random.drew
 
-    def start(self) -> None:
-        """Begins to look, in the thread that captures."""
+    def start(self, foreign: Callable[[], ForeignWork]) -> None:
+        """Begins to look, in the thread that captures.
+
+        Args:
+            foreign: Makes what sees the nodes that are no operation's.
+        """
         self._bindings.start()
+        looking: list[Listener] = [] if self._scopes is None else [self._scopes]
         if self._listener is not None:
-            self._on(self._dispatch)
+            self._foreign = foreign()
+            looking += [self._listener, self._foreign]
+        if looking:
+            self._on(CaptureDispatch([*looking, self._random], explain=of_operation))
 
     def stop(self) -> None:
         """Stops. Idempotent.
@@ -80,6 +95,41 @@ class Watch:
             self._started.pop().stop()
         # Every operation was looked at, so no generator was missed.
         self._generators.complete |= self._listener is not None
+
+    def read(self) -> None:
+        """Reads what work that was no operation was given. Right before the capture ends."""
+        if self._foreign is not None:
+            self._foreign.read()
+
+    def claim(self, owned: Callable[[], Container[int]]) -> None:
+        """The graph uses what work that was no operation uses. Right after the capture ended.
+
+        Args:
+            owned: Makes the addresses of memory that the graph's pool holds.
+        """
+        if self._listener is None:
+            return
+        operands = self._listener.operands
+        if self._foreign:
+            own = owned()
+            found = [
+                tensor
+                for tensor in tensors_at(self._foreign.words, self._device)
+                if tensor.untyped_storage().data_ptr() not in own
+            ]
+            operands.take_in(found, "a kernel that was launched past torch's operations")
+        # Among it is what compiled regions allocate: no operation was seen to bear that.
+        operands.disown(owned)
+
+    @contextmanager
+    def unforeign(self) -> Iterator[None]:
+        """Nodes that come while entered are this package's own."""
+        if self._foreign is None:
+            yield
+            return
+        self._foreign.look()
+        yield
+        self._foreign.pass_over()
 
     def accept(self) -> None:
         """The capture is good, if nothing in it escaped the graph.
@@ -116,6 +166,8 @@ class Watch:
         try:
             yield
         finally:
+            if self._foreign is not None:
+                self._foreign.look()
             self._random.bodies -= 1
             if alone is not None and alone in self._started:
                 self._started.remove(alone)
@@ -133,7 +185,7 @@ class Watch:
             raise StaleGraph(
                 doing="replaying",
                 subject=subject,
-                met=f"{len(dead)} of its inputs died since the capture: {'; '.join(dead)}",
+                met=f"{len(dead)} of its inputs died since the capture: {listed(dead)}",
                 remedy="Keep the inputs alive, or capture without check_input_liveness, which "
                 "makes the graph keep them.",
             )

@@ -22,6 +22,7 @@ INTERNAL = frozenset(
     }
 )
 """Packages whose frames stand between the user's line and the operation."""
+SUITE = "tensorplay_core.testing.suite."
 
 
 def name_of(operation: object) -> str:
@@ -59,7 +60,9 @@ def where(thread: int | None = None) -> str:
 
 def outside(frame: FrameType) -> bool:
     """True if the frame runs code of the user's."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in INTERNAL
+    module = str(frame.f_globals.get("__name__", ""))
+    # The suite that core ships is a user like any other.
+    return module.partition(".")[0] not in INTERNAL or module.startswith(SUITE)
 
 
 def compiled() -> bool:

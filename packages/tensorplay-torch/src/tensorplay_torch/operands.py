@@ -14,7 +14,7 @@ escape the capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,11 @@ from torch._ops import OpOverload
 from tensorplay_core.protocols import CaptureOptions
 
 from .culprit import name_of, where
+from .liveness import Input
 from .operations import Kind, Operation, describe, tensors_in, value_reason
 from .refusals import Reason, refused
 from .state import Bindings
-from .storages import Pins, Watched, key_of
+from .storages import Pins, key_of
 
 __all__ = ["DeviceListener", "Operands"]
 
@@ -37,20 +38,21 @@ class Operands:
 
     Args:
         options: Whether to keep external storages or to watch them.
-        held: How many references to a storage are the graph's own, and so no sign of life.
+        held: How many references to a storage are the graph's own, and so no sign of life; None
+            if it has none.
 
     Attributes:
         retained: The external storages that are kept, by key.
     """
 
-    def __init__(self, options: CaptureOptions, held: Callable[[int], int] = lambda _: 0) -> None:
+    def __init__(self, options: CaptureOptions, held: Callable[[int], int] | None = None) -> None:
         self._weak = options.check_input_liveness
         self._held = held
         # Storages met so far, by key: True for those born in the capture. The keys stay theirs as
         # long as the storages are kept, watched or pinned.
         self._known: dict[int, bool] = {}
         self._pins = Pins()
-        self._watched: list[tuple[Watched, str]] = []
+        self._watched: dict[int, Input] = {}
         self._written: dict[int, int] = {}
         self._clock = 0
         self.retained: dict[int, object] = {}
@@ -58,6 +60,8 @@ class Operands:
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes in an operation that has run or has been recorded."""
         self._clock += 1
+        if self._watched and self._held is not None:
+            self._meet(args, kwargs)
         known = self._known
         for value in args:
             if isinstance(value, Tensor):
@@ -113,11 +117,23 @@ class Operands:
 
     def dead(self) -> tuple[str, ...]:
         """The watched external storages that nobody but the graph holds any more, described."""
-        return tuple(
-            what
-            for storage, what in self._watched
-            if not storage.used_beside(self._held(storage.key))
-        )
+        return tuple(str(one) for one in self._watched.values() if one.dead)
+
+    def take_in(self, tensors: Iterable[Tensor], used: str) -> None:
+        """Captured work that was no operation uses ``tensors``, as ``used`` says."""
+        for tensor in tensors:
+            self._use(tensor, used)
+
+    def disown(self, owned: Callable[[], Container[int]]) -> None:
+        """Watches no storage in memory that the graph's pool holds: that stays as long as it does.
+
+        Args:
+            owned: Makes the addresses of that memory; called only if anything is watched.
+        """
+        if self._watched:
+            own = owned()
+            for key in [key for key, one in self._watched.items() if one.address in own]:
+                del self._watched[key]
 
     def seal(self) -> None:
         """The capture is over: forgets what was born in it, and keeps what is external."""
@@ -148,9 +164,19 @@ class Operands:
             return
         self._known[key] = False
         if self._weak:
-            self._watched.append((Watched(tensor), _described(tensor, func)))
+            used = func if isinstance(func, str) else _used(func)
+            self._watched[key] = Input(tensor, used, self._held)
         else:
             self.retained[key] = storage
+
+    def _meet(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for tensor in (*tensors_in(args), *tensors_in(kwargs.values())):
+            try:
+                met = self._watched.get(key_of(tensor))
+            except NotImplementedError:
+                continue
+            if met is not None:
+                met.meet(tensor)
 
 
 class DeviceListener:
@@ -231,9 +257,6 @@ COPIES = frozenset({"aten.copy_", "aten._to_copy"})
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
-def _described(tensor: torch.Tensor, func: Any) -> str:
+def _used(func: Any) -> str:
     place = where()
-    return (
-        f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}, first used "
-        f"by {name_of(func)}{f' at {place}' if place else ''}"
-    )
+    return f"{name_of(func)}{f' at {place}' if place else ''}"

@@ -8,9 +8,9 @@ import itertools
 import sys
 import threading
 import weakref
-from collections import Counter
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Native",
     "PoolRegistry",
+    "Segments",
     "TorchPool",
     "abandon",
     "give_back",
-    "memory_of",
     "new_native",
     "read_statistics",
     "release_bodies",
@@ -279,21 +279,25 @@ def read_statistics(pool: TorchPool) -> PoolStatistics:
     )
 
 
-def memory_of(pool: TorchPool, begun: Iterable[Native]) -> Callable[[int], bool]:
-    """A test whether an address is in memory of the pool now, or of bodies that ``begun`` says."""
-    index, natives = index_of(pool.device), {pool.native, *begun}
-    spans = sorted(
-        (segment["address"], segment["address"] + segment["total_size"])
-        for segment in _segments()
-        if segment["device"] == index and segment["segment_pool_id"] in natives
-    )
-    starts = [start for start, _ in spans]
+class Segments:
+    """What a pool holds now, and what was allocated for bodies from ``begun``, as addresses."""
 
-    def holds(address: int) -> bool:
-        place = bisect_right(starts, address) - 1
-        return place >= 0 and address < spans[place][1]
+    def __init__(self, pool: TorchPool, begun: Iterable[Native]) -> None:
+        index, natives = index_of(pool.device), {pool.native, *begun}
+        spans = sorted(
+            (int(segment["address"]), int(segment["address"] + segment["total_size"]))
+            for segment in _segments()
+            if segment["device"] == index and segment["segment_pool_id"] in natives
+        )
+        self._starts = [start for start, _ in spans]
+        self._stops = [stop for _, stop in spans]
 
-    return holds
+    def __contains__(self, address: object) -> bool:
+        """True if the address is in memory of the pool."""
+        if not isinstance(address, int):
+            return False
+        place = bisect_right(self._starts, address) - 1
+        return place >= 0 and address < self._stops[place]
 
 
 def _segments() -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.protocols import CaptureOptions, WorkQueue
 
+from .annotated import BackwardScopes
 from .arena import Arena, Scope
 from .constants import Constants
 from .cpu_admission import Admission
@@ -78,7 +79,8 @@ class Recorder:
         self._versions = Versions()
         self._random = Randomness(checked(options.generators, CPU))
         self._admission = Admission(self._random)
-        self._dispatch = CaptureDispatch(execute=self._record)
+        scopes = [] if options.timeline is None else [BackwardScopes(options.timeline)]
+        self._dispatch = CaptureDispatch(scopes, execute=self._record)
         self._functions = HostReads(self._bindings.leaf)
         self._scopes: list[Scope] = [self.arena.scope]
         self._arenas = [self.arena]
@@ -139,6 +141,7 @@ class Recorder:
             self._bindings.forget()
             self.operands.seal()
             for arena in self._arenas:
+                self.operands.disown(arena.addresses)
                 arena.settle()
             self._thread = 0
 

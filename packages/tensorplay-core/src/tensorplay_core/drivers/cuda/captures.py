@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorplay_core import reclaim
 from tensorplay_core.errors import GraphStateError
+from tensorplay_core.places import user_place
 from tensorplay_core.protocols import ConditionalKind
 from tensorplay_core.signature import named
 
@@ -44,9 +46,14 @@ class Owned:
             self.strong.append(owned)
 
     def watch(self, observed: object) -> None:
-        """Notes its death in ``dead``."""
+        """Notes its death in ``dead``, with the place."""
         dead, name = self.dead, named(observed)
-        self.watched.append(weakref.ref(observed, lambda _: dead.append(name)))
+
+        def note(_: object) -> None:
+            place = "" if sys.is_finalizing() else user_place()
+            dead.append(f"{name}, let go at {place}" if place else name)
+
+        self.watched.append(weakref.ref(observed, note))
 
 
 @dataclass(eq=False, kw_only=True)

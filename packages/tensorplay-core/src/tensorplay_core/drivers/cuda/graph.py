@@ -20,6 +20,7 @@ from .captures import CudaCapture, CudaTemplate, Owned
 from .contexts import CudaDevice
 from .executable import CudaExecutable
 from .failures import failure
+from .gaps import Gaps
 from .pool import CudaPool, Pools
 from .staging import staged
 from .streams import LEGACY
@@ -294,11 +295,13 @@ class Graphs(Pools):
         live = template.live()
         return topology.read(self, live.graph, live.branches, label=live.subject)
 
-    def mentioned(
-        self, capture: CudaCapture, spans: Sequence[tuple[Any, int, int]] | None = None
-    ) -> set[int]:
+    def mentioned(self, capture: CudaCapture) -> set[int]:
         """Every 64-bit value in the parameters of the work captured so far; see ``operands``."""
-        return operands.mentioned(self, capture, spans)
+        return operands.mentioned(self, capture)
+
+    def gaps(self, capture: CudaCapture) -> Gaps:
+        """Finds nodes that a framework was not seen to make."""
+        return Gaps(self, capture)
 
     @hookimpl
     def tensorplay_graph_dot(self, template: CudaTemplate, verbose: bool) -> str:

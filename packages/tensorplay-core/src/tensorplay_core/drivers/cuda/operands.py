@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .captures import Conditional, CudaCapture
     from .work import Work
 
-__all__ = ["mentioned"]
+__all__ = ["mentioned", "mentioned_by"]
 
 
 def mentioned(work: Work, capture: CudaCapture) -> set[int]:
@@ -20,6 +20,11 @@ def mentioned(work: Work, capture: CudaCapture) -> set[int]:
     Most are no addresses. Inside conditional nodes that another library made nothing can be read.
     """
     return set(_words(work, work.cu.nodes(capture.graph), _by_node(capture.conditionals)))
+
+
+def mentioned_by(work: Work, nodes: Iterable[Any]) -> set[int]:
+    """The same of these nodes alone, without the bodies of conditionals among them."""
+    return set(_words(work, nodes, {}))
 
 
 def _words(work: Work, nodes: Iterable[Any], inner: dict[int, Conditional]) -> Iterator[int]:

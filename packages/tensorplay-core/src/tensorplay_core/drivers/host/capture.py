@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import CaptureInvalidated, UnjoinedWork
+from tensorplay_core.places import user_place
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, ConditionalKind
 
 from .buffers import Buffer, overlap
 from .holdings import Holdings
 from .recording import Conditional, Node, Recording
 from .streams import Lane, Stream, ThreadState
-from .where import user_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,6 +11,7 @@ from tensorplay_core.errors import (
     ConditionalError,
     GraphStateError,
 )
+from tensorplay_core.places import user_place
 from tensorplay_core.protocols import CAPTURE_MODES, CaptureMode, CaptureOptions
 
 from .capture import Capture
@@ -18,7 +19,6 @@ from .memory import Pool
 from .rules import Rules
 from .streams import Mark, Stream
 from .template import Template
-from .where import user_place
 
 __all__ = ["Capturing"]
 

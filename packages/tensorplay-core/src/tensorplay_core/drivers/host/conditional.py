@@ -8,6 +8,7 @@ from typing import Any
 
 from tensorplay_core.errors import ArgumentError, ConditionalError, PredicateError, TensorplayError
 from tensorplay_core.hookspecs import hookimpl
+from tensorplay_core.places import user_place
 from tensorplay_core.protocols import ConditionalKind
 
 from .buffers import DTYPES, Buffer, flat, memory_of
@@ -15,7 +16,6 @@ from .capture import Capture
 from .graph import Graphs
 from .recording import Conditional, Node, Reader, Recording
 from .streams import Lane
-from .where import user_place
 
 __all__ = ["Conditionals"]
 

@@ -66,7 +66,7 @@ class Program:
 
     def refuse_stale(self) -> None:
         """Raises StaleGraph if storage that is watched has died."""
-        dead = [what for ref, what in self.holdings.watched if ref() is None]
+        dead = [str(one) for one in self.holdings.watched if one.storage() is None]
         if dead:
             raise StaleGraph(
                 doing="replaying",

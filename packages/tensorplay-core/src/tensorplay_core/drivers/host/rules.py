@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from tensorplay_core.errors import OperationRefused
+from tensorplay_core.places import user_place
 
 from .capture import Capture
 from .streams import Mark, Stream, Threads
-from .where import user_place
 
 __all__ = ["Rules"]
 

@@ -245,6 +245,7 @@ def test_a_graph_that_checks_liveness_refuses_to_read_the_dead(
     with unchanged(facade), pytest.raises(StaleGraph) as caught:
         made.replay()
     four_parts(caught.value)
+    assert __file__ in str(caught.value), "where it went"
     assert workbench.read(total) == [1.0]
 
 

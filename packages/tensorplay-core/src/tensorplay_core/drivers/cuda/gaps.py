@@ -1,0 +1,79 @@
+"""Nodes of a capture that came while nobody was seen to make them.
+
+A framework sees its own operations and not a kernel that somebody launches past it. It looks before
+each operation and passes over what is there after it: what it finds in between is foreign.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import operands
+
+if TYPE_CHECKING:
+    from .captures import CudaCapture
+    from .work import Work
+
+__all__ = ["Gaps"]
+
+
+class _Span(NamedTuple):
+    """Some nodes of one graph, by their places in the order of creation."""
+
+    graph: Any
+    start: int
+    stop: int
+
+
+class Gaps:
+    """See the module.
+
+    Args:
+        work: The driver.
+        capture: The outermost; work of the body that is open in it is looked at.
+    """
+
+    def __init__(self, work: Work, capture: CudaCapture) -> None:
+        self._work, self._capture = work, capture
+        self._read = work.cu.raw("cuGraphGetNodes")
+        self._known: dict[int, int] = {}
+        self._spans: list[_Span] = []
+
+    def __bool__(self) -> bool:
+        """True if any node was found."""
+        return bool(self._spans)
+
+    def look(self) -> None:
+        """Finds the nodes that came since the last look or passing."""
+        graph = self._graph()
+        known, count = self._known.get(id(graph), 0), self._count(graph)
+        if count > known:
+            self._spans.append(_Span(graph, known, count))
+            self._known[id(graph)] = count
+
+    def pass_over(self) -> None:
+        """All nodes so far are accounted for."""
+        graph = self._graph()
+        self._known[id(graph)] = self._count(graph)
+
+    def words(self) -> set[int]:
+        """Every 64-bit value in the parameters of the nodes found; most are no addresses.
+
+        Raises:
+            DriverCallFailed: The capture is broken, or a node cannot be read.
+        """
+        nodes = (node for graph, start, stop in self._spans for node in self._of(graph)[start:stop])
+        return operands.mentioned_by(self._work, nodes)
+
+    def _of(self, graph: Any) -> list[Any]:
+        return self._work.cu.nodes(graph, about=repr(self._capture))
+
+    def _graph(self) -> Any:
+        capture = self._capture
+        # The same object each time, by which it is known.
+        return capture.open[-1].graph if capture.open else capture.graph
+
+    def _count(self, graph: Any) -> int:
+        code, _, count = self._read(graph)
+        # Of a broken capture nothing is counted. Its end says what broke it.
+        return self._known.get(id(graph), 0) if code else int(count)
