@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .operations import Operation, tensors_in
+from .operations import Kind, Operation, tensors_in
 
 __all__ = ["Layout", "NoMetaKernel", "flagged_as", "layout_of", "results_of", "settings"]
 
@@ -46,6 +46,7 @@ TRUSTED = frozenset(
     {
         "aten._segment_reduce_backward",
         "aten.addmm",
+        "aten.copy_",
         "aten.addmv",
         "aten.baddbmm",
         "aten.bmm",
@@ -55,8 +56,8 @@ TRUSTED = frozenset(
         "aten.segment_reduce",
     }
 )
-"""Never run: these return row-major tensors whatever they are given. A run would cost a product of
-matrices, or fail for lengths that mean nothing."""
+"""Never run: what these return does not hang on the layout of what they are given. A run would cost
+a product of matrices, or fail for lengths that mean nothing."""
 
 
 class NoMetaKernel(Exception):
@@ -162,6 +163,11 @@ def _needs_run(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
     if operation.name in TRUSTED or not operation.python_meta:
         return False
     tensors = (*tensors_in(args), *tensors_in(kwargs.values()))
+    if operation.kind is Kind.WRITE:
+        dtypes = {one.dtype for one in tensors}
+        # Meta kernels do not say whether the result may be cast to what is written.
+        if len(dtypes) > 1 or not all(one.is_floating_point for one in dtypes):
+            return True
     return not all(_is_plain(one) for one in tensors)
 
 
