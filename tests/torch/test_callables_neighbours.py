@@ -180,6 +180,22 @@ def test_transforms_run_without_graphs(device):
     assert graphed.graphed.counts.replayed == 0
 
 
+def test_graphing_inside_a_capture_or_a_transform_is_refused(device):
+    x = rand(device, 6, 4)
+    with torch.no_grad(), pytest.raises(tp.GraphStateError, match="capturing already"):
+        g = tp.CUDAGraph(device=device)
+        with tp.graph(g):
+            tp.make_graphed_callables(torch.relu, (x,))
+    module = mlp(device)
+
+    def work(x):
+        return tp.make_graphed_callables(module, (torch.ones(6, 4, device=device),))(x)
+
+    with pytest.raises(tp.GraphStateError, match=r"torch.func transform"):
+        torch.func.vmap(work)(torch.ones(2, 6, 4, device=device))
+    assert "forward" not in vars(module)
+
+
 def test_functional_call_with_other_parameters_is_noticed(device):
     module = mlp(device)
     tp.make_graphed_callables(module, (leaf(device),))

@@ -248,6 +248,9 @@ class History:
             flight["graphs"]
             and (flight["state"] == "superseded" or (flight["state"] == "spent" and not retained))
         )
+        if isinstance(failures[1], tp.StaleGraph) and len(chosen) < flight["outputs"]:
+            # Eager would refuse the change of a parameter for the outputs that are left out.
+            refused = refused or "changed in place" in failures[1].met
         event(f"backward: {flight['state']}, {'refused' if refused else 'equal'}")
         if refused:
             assert isinstance(failures[1], tp.StaleGraph if flight["graphs"] else RuntimeError)

@@ -301,7 +301,12 @@ CHANGES = {
         lambda m: setattr(m[1], "running_mean", torch.zeros_like(m[1].running_mean)),
         "buffer '1.running_mean' was replaced",
     ),
-    "a hook": (lambda m: m[2].register_forward_hook(lambda *_: None), "2 having hooks is True"),
+    "a part": (
+        lambda m: m.append(nn.ReLU()).__delitem__(2),
+        "the parts of module '' are others",
+    ),
+    "a number": (lambda m: setattr(m[1], "momentum", 0.5), "1.momentum is 0.5, was 0.1"),
+    "a hook": (lambda m: m[2].register_forward_hook(lambda *_: None), "module '2' has hooks"),
 }
 
 
@@ -338,6 +343,75 @@ def test_what_moves_every_parameter_is_noticed_by_the_second_call(device, name):
         with pytest.raises(tp.StaleGraph):
             for _ in range(2):
                 module(x)
+
+
+SCALE = 2.0
+
+
+def test_values_that_a_function_finds_by_name_are_noticed(device, monkeypatch):
+    """A number in a closure, a global or on an object is frozen in the graph."""
+    shift = 1.0
+    table = rand(device, 4)
+
+    class Trainer:
+        def __init__(self):
+            self.rate, self.steps = 0.5, 0
+
+        def step(self, x):
+            return x * self.rate
+
+    trainer = Trainer()
+
+    def plain(x):
+        return x * SCALE + shift + table
+
+    x = rand(device, 3, 4)
+    one, two = tp.graphed(plain), tp.graphed(trainer.step)
+    for _ in range(30):
+        one(x)
+        two(x)
+        trainer.steps += 1
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "SCALE", 3.0)
+        with pytest.raises(tp.StaleGraph, match=r"global SCALE is 3.0, was 2.0"):
+            for _ in range(30):
+                one(x)
+    shift = 4.0
+    with pytest.raises(tp.StaleGraph, match=r"shift is 4.0, was 1.0"):
+        for _ in range(30):
+            one(x)
+    shift = 1.0
+    table.fill_(3)
+    assert torch.equal(one(x), plain(x))
+    table = table.clone()
+    with pytest.raises(tp.StaleGraph, match="table is another Tensor"):
+        for _ in range(30):
+            one(x)
+    trainer.rate = 0.25
+    with pytest.raises(tp.StaleGraph, match=r"self.rate is 0.25, was 0.5"):
+        for _ in range(30):
+            two(x)
+
+
+def test_attributes_that_forward_does_not_mention_may_change(device):
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.epoch = 0
+
+        def forward(self, x):
+            return self.linear(x)
+
+        def report(self):
+            return self.epoch
+
+    module = Module().to(device)
+    tp.make_graphed_callables(module, (rand(device, 3, 4),))
+    for _ in range(30):
+        module.epoch += 1
+        module(rand(device, 3, 4))
+    assert module.forward.counts == (30, 0, 1)
 
 
 def test_values_changed_in_place_are_followed(device, twins):

@@ -14,6 +14,7 @@ from tensorplay_core.protocols import CaptureMode
 from .candidate import Candidate
 from .eligibility import DDP_WARMUP, is_ddp
 from .group import Group
+from .nesting import device_of, inside
 from .serving import Graphed
 from .settings import Settings, checked_settings, unfit
 from .untraced import untraced
@@ -127,6 +128,13 @@ def graph_together(
         _refuse_under_ddp(function, settings)
     if not functions:
         raise unfit("no callables", "there is none", "Pass at least one.")
+    if inside(device_of([list(every_args), list(every_kwargs)])):
+        raise GraphStateError(
+            doing="graphing",
+            subject=_named(functions[0]),
+            met="this thread is capturing already, or inside a torch.func transform",
+            remedy="Graph callables before; in there, call them without graphs.",
+        )
     candidates = [
         Candidate(function, args, kwargs)
         for function, args, kwargs in zip(functions, every_args, every_kwargs, strict=True)

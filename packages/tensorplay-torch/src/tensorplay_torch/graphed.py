@@ -10,18 +10,15 @@ import types
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-import torch
 from torch import nn
 
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.protocols import CaptureMode
 
 from .callables import already_graphed, graph_together, refuse_graphed
-from .devices import resolve_device
-from .nesting import inside
+from .nesting import device_of, inside
 from .serving import CallCounts, Graphed
 from .settings import Settings, checked_settings
-from .structure import structure_of
 from .untraced import untraced
 
 __all__ = ["GraphedFunction", "graphed"]
@@ -62,7 +59,7 @@ class GraphedFunction:
         """
         serving = self.graphed
         if serving is None:
-            if inside(_device_of((args, kwargs))):
+            if inside(device_of((args, kwargs))):
                 return self._function(*args, **kwargs)
             serving = self._prepared(args, kwargs)
         return serving(*args, **kwargs)
@@ -234,10 +231,3 @@ def graphed(
         return GraphedFunction(called, settings, pool)
 
     return wrap if function is None else wrap(function)
-
-
-def _device_of(value: Any) -> torch.device:
-    leaves: list[Any] = []
-    structure_of(value, leaves)
-    devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return devices[0] if devices else resolve_device(None)

@@ -179,10 +179,13 @@ class Group:
         """Records one slot of each: forwards in order, backwards in reverse."""
         pool = self._pool(key)
         chain = Chain(lane_of(pool, self.candidates[0].device), len(self.candidates))
+        made_before = bool(made)
         forwards: dict[int, Forward] = {}
         for place in live:
             candidate = self.candidates[place]
-            forwards[place] = running.forward(candidate, candidate.buffers(), pool)
+            # The first slot takes the buffers that the sample call came in.
+            inputs = candidate.buffers() if made_before else candidate.arguments.tensors
+            forwards[place] = running.forward(candidate, inputs, pool)
             made.append(forwards[place])
         recorded: dict[int, Slot | tuple[Forward, Chain]] = {}
         for place in reversed(live):

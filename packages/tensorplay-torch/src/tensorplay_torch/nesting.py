@@ -9,18 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
 
 from tensorplay_core.reclaim import captures_live
 from tensorplay_core.runtime import select
 
 from ._private import PRIVATE
+from .devices import resolve_device
 from .graphs import DRIVER
+from .structure import structure_of
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["inside", "recording"]
+__all__ = ["device_of", "inside", "recording"]
 
 _here = threading.local()
 _recording = 0
@@ -52,3 +53,11 @@ def inside(device: torch.device) -> bool:
     if not _recording and not captures_live():
         return False
     return getattr(_here, "depth", 0) > 0 or select(DRIVER).graph_capturing(device)
+
+
+def device_of(value: Any) -> torch.device:
+    """The device of the first tensor in nested arguments; without any, the current one."""
+    leaves: list[Any] = []
+    structure_of(value, leaves)
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return devices[0] if devices else resolve_device(None)

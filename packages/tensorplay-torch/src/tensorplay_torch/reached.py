@@ -1,7 +1,7 @@
-"""The modules that a callable runs: itself, or those in its closure, its globals and its arguments.
+"""What a callable runs and reads: modules, and the values that its code finds by name.
 
-Their parameters, buffers, modes and hooks are what a graph depends on beside its inputs. What is
-not found here is not lost: a tensor that requires grad is met again in the autograd graph.
+For a function these are in its closure, its globals, its defaults and the object it is bound to.
+What is not found here is not lost: a tensor that requires grad is met again in the autograd graph.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-__all__ = ["Reached", "compile_contexts"]
+from .fixed import is_constant
+
+__all__ = ["Binding", "Reached", "compile_contexts", "names_in"]
 
 DEPTH = 3
 """How many functions that call functions are followed."""
@@ -22,22 +24,36 @@ LONG = 1000
 """A longer list is data, not a list of modules."""
 
 
+class Binding(NamedTuple):
+    """A value that code finds by name."""
+
+    name: str
+    read: Callable[[], Any]
+    """Finds what is bound now; None if nothing is."""
+    value: Any
+    """What was bound."""
+
+
 class Reached:
-    """The modules that ``function`` runs.
+    """What ``function`` runs and reads.
 
     Args:
         function: A module or any other callable.
 
     Attributes:
-        roots: Those found first, not as parts of others, with what they are called.
-        modules: All of them, each once, by path.
+        roots: The modules found first, not as parts of others, with what they are called.
+        modules: All modules, each once, by path.
+        bindings: Tensors, modules and constants that the code of functions reads.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        self.bindings: list[Binding] = []
         if isinstance(function, nn.Module):
             self.roots: dict[str, nn.Module] = {"": function}
         else:
-            self.roots = _outermost(_search(function, "", DEPTH, set()))
+            search = _Search()
+            self.roots = _outermost(search.of(function, "", DEPTH))
+            self.bindings = search.bindings
         self.modules: dict[str, nn.Module] = {}
         seen: set[int] = set()
         for name, root in self.roots.items():
@@ -63,6 +79,86 @@ class Reached:
                     yield f"{path}.{name}" if path else name, tensor
 
 
+class _Search:
+    """Follows a function to what it runs and reads."""
+
+    def __init__(self) -> None:
+        self.bindings: list[Binding] = []
+        self._seen: set[int] = set()
+
+    def of(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that ``value``, called ``name``, is, holds or runs."""
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield name or type(value).__name__, value
+        elif isinstance(value, list | tuple) and len(value) <= LONG:
+            for place, one in enumerate(value):
+                yield from self.of(one, f"{name}[{place}]", depth)
+        elif isinstance(value, dict) and len(value) <= LONG:
+            for key, one in value.items():
+                yield from self.of(one, f"{name}[{key!r}]", depth)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                yield from self.of(part, name, depth)
+        elif isinstance(value, types.MethodType):
+            yield from self.of(value.__func__, name, depth)
+            yield from self._owner(value.__self__, "self", names_in(value.__func__), depth)
+        elif isinstance(value, types.FunctionType):
+            yield from self._function(value, depth)
+        elif callable(value) and not isinstance(value, type | types.BuiltinFunctionType):
+            names = names_in(vars(type(value)).get("__call__"))
+            yield from self._owner(value, name or type(value).__name__, names, depth)
+
+    def _owner(
+        self, value: Any, name: str, names: set[str], depth: int
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """What an object holds that code reads which knows these ``names``."""
+        if isinstance(value, nn.Module):
+            yield from self.of(value, name, depth)
+        elif depth:
+            attributes = getattr(value, "__dict__", {})
+            for attribute, one in list(attributes.items()):
+                if attribute in names:
+                    read = functools.partial(attributes.get, attribute)
+                    self._bind(f"{name}.{attribute}", read, one)
+                yield from self.of(one, f"{name}.{attribute}", depth - 1)
+
+    def _function(
+        self, function: types.FunctionType, depth: int
+    ) -> Iterator[tuple[str, nn.Module]]:
+        original = getattr(function, "_torchdynamo_orig_callable", None)
+        if original is not None:
+            yield from self.of(original, "", depth)
+            return
+        if not depth or function.__module__.partition(".")[0] == "torch":
+            return
+        found: list[tuple[str, Any]] = []
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            found.append((name, _content(cell)))
+            self._bind(name, functools.partial(_content, cell), found[-1][1])
+        for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+            found.append((name, function.__globals__[name]))
+            read = functools.partial(function.__globals__.get, name)
+            self._bind(f"global {name}", read, found[-1][1])
+        found += [("", function.__defaults__), ("", function.__kwdefaults__)]
+        for name, value in found:
+            yield from self.of(value, name, depth - 1)
+
+    def _bind(self, name: str, read: Callable[[], Any], value: Any) -> None:
+        if is_constant(value) or isinstance(value, torch.Tensor | nn.Module):
+            self.bindings.append(Binding(name, read, value))
+
+
+def names_in(function: Any) -> set[str]:
+    """The names that the code of a function knows; none for what is no Python function."""
+    code = getattr(function, "__code__", None)
+    return _names(code) if isinstance(code, types.CodeType) else set()
+
+
 def compile_contexts(function: object, modules: Iterable[nn.Module]) -> Iterator[Any]:
     """The contexts by which ``torch.compile`` runs ``function`` or any of ``modules``."""
     for one in (function, *modules):
@@ -77,59 +173,8 @@ def compile_contexts(function: object, modules: Iterable[nn.Module]) -> Iterator
             yield compiled
 
 
-def _search(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        yield name or type(value).__name__, value
-    elif isinstance(value, list | tuple) and len(value) <= LONG:
-        for place, one in enumerate(value):
-            yield from _search(one, f"{name}[{place}]", depth, seen)
-    elif isinstance(value, dict) and len(value) <= LONG:
-        for key, one in value.items():
-            yield from _search(one, f"{name}[{key!r}]", depth, seen)
-    elif isinstance(value, functools.partial):
-        for part in (value.func, value.args, value.keywords):
-            yield from _search(part, name, depth, seen)
-    elif isinstance(value, types.MethodType):
-        yield from _search(value.__func__, name, depth, seen)
-        yield from _owned(value.__self__, "self", depth, seen)
-    elif isinstance(value, types.FunctionType):
-        yield from _function(value, depth, seen)
-    elif callable(value) and not isinstance(value, type | types.BuiltinFunctionType):
-        yield from _owned(value, name or type(value).__name__, depth, seen)
-
-
-def _owned(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """What an object that is no module holds."""
-    if isinstance(value, nn.Module):
-        yield from _search(value, name, depth, seen)
-    elif depth:
-        for attribute, one in getattr(value, "__dict__", {}).items():
-            yield from _search(one, f"{name}.{attribute}", depth - 1, seen)
-
-
-def _function(
-    function: types.FunctionType, depth: int, seen: set[int]
-) -> Iterator[tuple[str, nn.Module]]:
-    original = getattr(function, "_torchdynamo_orig_callable", None)
-    if original is not None:
-        yield from _search(original, "", depth, seen)
-        return
-    if not depth or function.__module__.partition(".")[0] == "torch":
-        return
-    closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    values = [(name, _content(cell)) for name, cell in closure]
-    names = _names(function.__code__)
-    values += [(name, function.__globals__[name]) for name in names & function.__globals__.keys()]
-    values += [("", function.__defaults__), ("", function.__kwdefaults__)]
-    for name, value in sorted(values, key=lambda pair: pair[0]):
-        yield from _search(value, name, depth - 1, seen)
-
-
 def _names(code: types.CodeType) -> set[str]:
-    """The globals that a function and those defined in it may read."""
+    """The globals and attributes that a function, and those defined in it, may read."""
     inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
     return set(code.co_names).union(*inner)
 

@@ -1,83 +1,120 @@
 """Notices that what a graph depends on beside its inputs is not what it was at the capture.
 
-A graph reads parameters and buffers where they were. Looking at all of them would cost more than
-the launch, so each call looks at some in turn: one without gradients, four with. Whatever changes
-all parameters at once (``.to()``, ``load_state_dict(assign=True)``, ``requires_grad_()``,
-``torch.func.functional_call``) is noticed by the next call, and a single one after as many calls as
-a round takes. Every fourth look is followed by one at a buffer, a submodule's mode or its hooks.
+A graph reads parameters and buffers where they were, and numbers as they were. Looking at all of
+them would cost more than the launch, so each call looks at some in turn: at one parameter without
+gradients, at four with. Whatever changes all parameters at once (``.to()``, ``requires_grad_()``,
+``load_state_dict(assign=True)``, ``torch.func.functional_call``) is noticed by the next call, and a
+single one after as many calls as a round takes. Every fourth look is followed by one at a buffer,
+at a submodule (its mode, its hooks, its parts, and the plain attributes that its ``forward``
+mentions), or at a value that the code of a function finds by name.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import StaleGraph
 
 from .eligibility import HOOKS
-from .reached import Reached
+from .fixed import is_constant, same
+from .reached import Binding, Reached, names_in
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 __all__ = ["Watch"]
 
 SELDOM = 4
-"""A buffer, mode or hook is looked at after so many looks at parameters."""
+"""Something else is looked at after so many looks at parameters."""
 
 
-class _Entry:
-    """One thing to look at: ``container.get(key)`` must be ``value``, unmoved."""
+class _TensorEntry:
+    """A tensor that ``container.get(key)`` must still find, unmoved."""
 
     __slots__ = ("container", "key", "name", "pointer", "requires", "seen", "value")
 
-    def __init__(self, container: Any, key: Any, value: Any, name: str) -> None:
+    def __init__(self, container: Any, key: Any, value: torch.Tensor, name: str) -> None:
         self.container, self.key, self.value, self.name = container, key, value, name
-        self.pointer: int | None = None
-        self.requires = False
-        self.seen = ""
-        if isinstance(value, torch.Tensor):
-            self.pointer, self.requires = value.data_ptr(), value.requires_grad
-            self.seen = f"{value.dtype} on {value.device}"
+        self.pointer, self.requires = value.data_ptr(), value.requires_grad
+        self.seen = f"{value.dtype} on {value.device}"
 
-    @property
-    def changed(self) -> bool:
-        """True if it is not as it was."""
-        value = self.value
-        return self.container.get(self.key) is not value or (
-            self.pointer is not None
-            and (value.data_ptr() != self.pointer or value.requires_grad is not self.requires)
-        )
-
-    def met(self) -> str:
-        """What changed."""
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
         now = self.container.get(self.key)
-        if not isinstance(self.value, torch.Tensor):
-            return f"{self.name} is {now}, was {self.value}"
         if now is not self.value:
-            return f"{self.name} was replaced by another tensor"
-        if now.requires_grad is not self.requires:
-            return f"{self.name}.requires_grad is {now.requires_grad}, was {self.requires}"
-        kind = f"{now.dtype} on {now.device}"
-        was = f" ({kind}, was {self.seen})" if kind != self.seen else ""
-        return f"{self.name} moved to other memory{was}"
+            yield f"{self.name} was replaced by another tensor"
+        elif now.requires_grad is not self.requires:
+            yield f"{self.name}.requires_grad is {now.requires_grad}, was {self.requires}"
+        elif now.data_ptr() != self.pointer:
+            kind = f"{now.dtype} on {now.device}"
+            was = f" ({kind}, was {self.seen})" if kind != self.seen else ""
+            yield f"{self.name} moved to other memory{was}"
 
 
-class _Hooks:
-    """Whether a module has any hook, asked like a dict."""
+class _BindingEntry:
+    """A value that a function's code finds by name."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._hooks = [getattr(module, attribute) for attribute in HOOKS]
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
 
-    def get(self, key: object) -> bool:
-        return any(self._hooks)
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        name, read, value = self._binding
+        now = read()
+        if now is not value and not same(value, now):
+            yield f"{name} is {_said(now)}, was {_said(value)}"
+
+
+class _ModuleEntry:
+    """A module: its mode, hooks and parts, and the constants among its attributes.
+
+    Args:
+        path: What errors call it.
+        module: Held weakly.
+        mode: Its mode matters; that of an outermost module is looked at by every call.
+        hooks: It must have no hooks.
+    """
+
+    def __init__(self, path: str, module: nn.Module, *, mode: bool, hooks: bool) -> None:
+        self._prefix = f"{path}." if path else ""
+        self._path = path
+        self._module = weakref.ref(module)
+        self._hooks = hooks
+        self._parts = list(module._modules.values())
+        names = _names_read(type(module))
+        self._constants = {
+            name: value
+            for name, value in vars(module).items()
+            if name in names and name != "training" and is_constant(value)
+        }
+        if mode:
+            self._constants["training"] = module.training
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        module = self._module()
+        if module is None:
+            yield f"module {self._path!r} is gone"
+            return
+        attributes = vars(module)
+        for name, value in self._constants.items():
+            now = attributes.get(name)
+            if now is not value and not same(value, now):
+                yield f"{self._prefix}{name} is {_said(now)}, was {_said(value)}"
+        if list(module._modules.values()) != self._parts:
+            yield f"the parts of module {self._path!r} are others"
+        if self._hooks and any(getattr(module, attribute) for attribute in HOOKS):
+            yield f"module {self._path!r} has hooks, which no replay runs"
 
 
 class Watch:
     """See the module.
 
     Args:
-        reached: The modules that the callable runs.
+        reached: What the callable runs and reads.
         others: Further tensors that its graph reads, with what errors call them.
         hooks_outside: The outermost modules' own hooks run around the graph at every call.
         subject: What errors call the callable.
@@ -92,9 +129,22 @@ class Watch:
         subject: str,
     ) -> None:
         self._subject = subject
-        often = [*_tensors(reached, "_parameters", "parameter"), *_loose(others)]
-        seldom = [*_tensors(reached, "_buffers", "buffer"), *_modes(reached, hooks_outside)]
-        self._often, self._seldom = often or seldom, seldom
+        loose = [_TensorEntry({0: tensor}, 0, tensor, name) for name, tensor in others]
+        self._often = [*_tensors(reached, "_parameters", "parameter"), *loose]
+        outermost = {id(module) for module in reached.roots.values()}
+        self._seldom = [
+            *_tensors(reached, "_buffers", "buffer"),
+            *(
+                _ModuleEntry(
+                    path,
+                    module,
+                    mode=id(module) not in outermost,
+                    hooks=id(module) not in outermost or not hooks_outside,
+                )
+                for path, module in reached.modules.items()
+            ),
+            *map(_BindingEntry, reached.bindings),
+        ]
         self._next = self._next_seldom = 0
 
     def look(self, times: int) -> bool:
@@ -104,22 +154,25 @@ class Watch:
         for _ in range(times if times < count else count):
             entry = entries[place]
             value = entry.value
-            if entry.container.get(entry.key) is not value or (
-                entry.pointer is not None
-                and (value.data_ptr() != entry.pointer or value.requires_grad is not entry.requires)
+            if (
+                entry.container.get(entry.key) is not value
+                or value.data_ptr() != entry.pointer
+                or value.requires_grad is not entry.requires
             ):
                 return True
             place += 1
-            if (place == count or not place % SELDOM) and self._seldom and self._look_seldom():
+            if not place % SELDOM and self._look_seldom():
                 return True
             if place == count:
                 place = 0
         self._next = place
-        return False
+        return count < SELDOM and self._look_seldom()
 
     def _look_seldom(self) -> bool:
+        if not self._seldom:
+            return False
         place = self._next_seldom
-        if self._seldom[place].changed:
+        if any(True for _ in self._seldom[place].changes()):
             return True
         self._next_seldom = (place + 1) % len(self._seldom)
         return False
@@ -127,36 +180,38 @@ class Watch:
     def error(self) -> StaleGraph:
         """The error that names everything that changed."""
         entries = [*self._often, *self._seldom]
-        met = dict.fromkeys(entry.met() for entry in entries if entry.changed)
+        met = dict.fromkeys(line for entry in entries for line in entry.changes())
         return StaleGraph(
             doing="calling",
             subject=self._subject,
             met="; ".join(met) or "what it depends on changed and changed back",
             remedy="Graph it again after such a change (release(x), then make_graphed_callables), "
             "or pass on_change='recapture'. To keep a graph, change values in place: p.copy_(v), "
-            "load_state_dict(state) without assign=True.",
+            "load_state_dict(state) without assign=True; and keep what varies in tensors.",
         )
 
 
-def _tensors(reached: Reached, kind: str, word: str) -> Iterator[_Entry]:
+def _tensors(reached: Reached, kind: str, word: str) -> Iterator[_TensorEntry]:
     for path, module in reached.modules.items():
         container = vars(module)[kind]
         for key, tensor in container.items():
             if tensor is not None:
                 name = f"{path}.{key}" if path else key
-                yield _Entry(container, key, tensor, f"{word} {name!r}")
+                yield _TensorEntry(container, key, tensor, f"{word} {name!r}")
 
 
-def _loose(others: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_Entry]:
-    for name, tensor in others:
-        yield _Entry({0: tensor}, 0, tensor, name)
+def _names_read(kind: type) -> set[str]:
+    """The names that the code of a module's forward knows, and of the methods that it calls."""
+    names: set[str] = set()
+    pending = ["forward"]
+    while pending:
+        for name in names_in(getattr(kind, pending.pop(), None)) - names:
+            names.add(name)
+            pending.append(name)
+    return names
 
 
-def _modes(reached: Reached, hooks_outside: bool) -> Iterator[_Entry]:
-    outermost = {id(module) for module in reached.roots.values()}
-    for path, module in reached.modules.items():
-        # In the other mode of an outermost module the callable runs without graphs.
-        if id(module) not in outermost:
-            yield _Entry(vars(module), "training", module.training, f"{path}.training")
-        if id(module) not in outermost or not hooks_outside:
-            yield _Entry(_Hooks(module), None, False, f"{path} having hooks")
+def _said(value: object) -> str:
+    if is_constant(value) and not callable(value):
+        return repr(value)
+    return f"another {type(value).__name__}"
