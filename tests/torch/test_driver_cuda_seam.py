@@ -482,14 +482,8 @@ def test_a_block_that_raises_is_unwound_and_its_exception_is_on_top(world):
         place = len(world.log)
         raise KeyError("mine")
     assert caught.value.__cause__ is None
-    assert world.since(place) == [
-        "abort bodies",
-        "capture_end",
-        "bury",
-        "release pool",
-        "reset",
-        "release pool",
-    ]
+    # The driver beneath was asked for nothing: there is nothing of it to abort.
+    assert world.since(place) == ["capture_end", "release pool", "reset", "release pool"]
     assert not +world.begun
     works_again(world)
 

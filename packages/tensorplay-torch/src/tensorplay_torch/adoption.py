@@ -62,6 +62,7 @@ def adopt(
     base = bases("cuda")
     watch = Watch(device, CaptureOptions(track_operands=False), Generators(device))
     inner = base.graph_adopt(stream, owner)
-    capture = ForeignCapture(base, inner, pools.create(device), watch, streams)
+    capture = ForeignCapture(base, inner.stream, pools.create(device), watch, streams)
+    capture.adopted = inner
     _kept.append(capture)
     return capture

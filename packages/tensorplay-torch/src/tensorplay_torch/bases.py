@@ -26,8 +26,14 @@ HINTS = {
 class CudaDriver(Protocol):
     """What core's CUDA driver offers a layer that captures and instantiates by itself."""
 
-    def template_of(self, capture: Capture, graph: int, owner: object) -> Template:
-        """The template of an adopted capture, once its owner ended it."""
+    def template_of(
+        self, capture: Capture | None, graph: int, owner: object, device: int
+    ) -> Template:
+        """The template of a capture, adopted or not, once its owner ended it."""
+        ...
+
+    def is_capturing(self, handle: int) -> bool:
+        """True if a stream is capturing, whoever began it."""
         ...
 
     def bury(self, capture: Capture, error: BaseException | None = None) -> None:

@@ -23,10 +23,9 @@ from .cuda_watch import Watch
 from .devices import index_of
 from .foreign import ForeignWork
 from .generators import Generators, checked
-from .pools import Native, TorchPool, memory_of, new_native, release_bodies
-from .streams import Lane, SideStreams
-from .surroundings import Surroundings
-from .turns import turn
+from .pools import Native, Segments, TorchPool, new_native, release_bodies
+from .streams import Lane, SideStreams, current_handle
+from .surroundings import Entered
 
 __all__ = ["CudaCapture", "OpenCapture", "attempt", "begin"]
 
@@ -44,7 +43,7 @@ class OpenCapture:
         stream: Handle of its stream.
         parent: None; bodies have one.
         base: Core's CUDA driver.
-        inner: The same capture, as that driver adopted it.
+        inner: The same capture, as that driver adopts it when somebody first asks for it.
         pool: What it allocates from.
         watch: What sees the captured work.
         depth: How many bodies deep: 0.
@@ -56,15 +55,22 @@ class OpenCapture:
     depth = 0
 
     def __init__(
-        self, base: Runtime, inner: Capture, pool: TorchPool, watch: Watch, streams: SideStreams
+        self, base: Runtime, stream: int, pool: TorchPool, watch: Watch, streams: SideStreams
     ) -> None:
-        self.base, self.inner, self.pool, self.watch = base, inner, pool, watch
+        self.base, self.stream, self.pool, self.watch = base, stream, pool, watch
         self.device: torch.device = pool.device
-        self.stream = inner.stream
+        self.adopted: Capture | None = None
         self.begun: Counter[Native] = Counter()
         self.open_bodies: list[ExitStack] = []
         self._streams = streams
         self._body_natives: dict[int, tuple[Native, Native]] = {}
+
+    @property
+    def inner(self) -> Capture:
+        """See above: the driver beneath has work to do for a capture with bodies only."""
+        if self.adopted is None:
+            self.adopted = self.base.graph_adopt(self.stream, OWNER)
+        return self.adopted
 
     @property
     def root(self) -> OpenCapture:
@@ -85,7 +91,8 @@ class OpenCapture:
         """Ends whatever bodies are open, the innermost first. Never raises."""
         while self.open_bodies:
             attempt("leaving a body", self.open_bodies.pop().close, error)
-        attempt("ending bodies", lambda: self.base.graph_abort(self.inner, error), error)
+        if (inner := self.adopted) is not None:
+            attempt("ending bodies", lambda: self.base.graph_abort(inner, error), error)
 
 
 class CudaCapture(OpenCapture):
@@ -94,19 +101,18 @@ class CudaCapture(OpenCapture):
     def __init__(
         self,
         base: Runtime,
-        inner: Capture,
+        stream: torch.cuda.Stream,
         pool: TorchPool,
         watch: Watch,
         streams: SideStreams,
         *,
-        stream: torch.cuda.Stream,
         graph: torch.cuda.CUDAGraph,
         generators: Generators,
-        undo: ExitStack,
+        entered: Entered,
     ) -> None:
-        super().__init__(base, inner, pool, watch, streams)
+        super().__init__(base, stream.cuda_stream, pool, watch, streams)
         self._torch_stream, self._graph, self._generators = stream, graph, generators
-        self._undo = undo
+        self._entered = entered
 
     def end(self) -> CudaTemplate:
         """Ends it and restores what ``begin`` changed, also when it raises.
@@ -116,13 +122,13 @@ class CudaCapture(OpenCapture):
             CaptureInvalidated: An illegal call broke it.
             OperationRefused: Optimizer state was born in it.
         """
-        with self._undo:
+        with self._entered:
             try:
                 self.watch.stop()
             except CaptureError as met:
                 self._unwind(met)
                 raise
-            self.watch.claim(lambda: memory_of(self.pool, self.begun))
+            self.watch.read()
             try:
                 self._end_torch()
             except RuntimeError as met:
@@ -130,10 +136,11 @@ class CudaCapture(OpenCapture):
                 self._discard(error, broken=True)
                 raise error from met
             try:
+                self.watch.claim(lambda: Segments(self.pool, self.begun))
                 self.watch.accept()
                 graph = self._graph
                 inner = cuda_driver(self.base).template_of(
-                    self.inner, graph.raw_cuda_graph(), graph
+                    self.adopted, graph.raw_cuda_graph(), graph, device=index_of(self.device)
                 )
             except BaseException as met:
                 self._discard(met, broken=False)
@@ -143,7 +150,7 @@ class CudaCapture(OpenCapture):
 
     def abort(self, error: BaseException | None) -> None:
         """Ends and discards it, bodies first. Never raises."""
-        with self._undo:
+        with self._entered:
             attempt("stopping to watch", self.watch.stop, error)
             self._unwind(error)
 
@@ -153,12 +160,14 @@ class CudaCapture(OpenCapture):
 
     def _end_torch(self) -> None:
         # Whatever the user made current meanwhile, torch ends a capture on its own stream only.
-        with torch.cuda.stream(self._torch_stream):
+        with self._entered.here():
             end_quietly(self._graph)
 
     def _discard(self, error: BaseException | None, *, broken: bool) -> None:
-        poisoned = bool(getattr(self.inner, "poisoned", ""))
-        attempt("burying", lambda: cuda_driver(self.base).bury(self.inner, error), error)
+        inner, poisoned = self.adopted, False
+        if inner is not None:
+            poisoned = bool(getattr(inner, "poisoned", ""))
+            attempt("burying", lambda: cuda_driver(self.base).bury(inner, error), error)
         if broken or poisoned:
             self._streams.spoil(self.pool)
         attempt(
@@ -202,59 +211,75 @@ def begin(
         CaptureError: The stream is a default one, or it or this thread's current one is capturing.
         ArgumentError: A generator to register is another device's.
     """
-    device = pool.device
-    index = index_of(device)
-    base = bases("cuda")
-    if stream.cuda_stream in LEGACY:
+    base, handle = bases("cuda"), stream.cuda_stream
+    if handle in LEGACY:
         raise _refused(stream, "it is a default stream, which cannot be captured")
-    registered = checked(options.generators, device)
-    torch.cuda.init()
-    _refuse_capturing(stream)
-    with ExitStack() as undo:
-        undo.enter_context(torch.cuda.device(index))
-        _refuse_capturing(stream)
-        undo.enter_context(turn(f"on {stream}"))
+    registered = checked(options.generators, pool.device)
+    if not torch.cuda.is_initialized():
+        torch.cuda.init()
+    # Before anything waits: that would break the other capture.
+    is_capturing = cuda_driver(base).is_capturing
+    if torch.cuda.is_current_stream_capturing() or is_capturing(current_handle(pool.device)):
+        raise _refused(stream, "this thread's current stream is capturing already")
+    if is_capturing(handle):
+        raise _refused(stream, "it is capturing already")
+    entered = Entered(stream)
+    try:
         streams.honour(pool, stream)
-        undo.callback(Surroundings().restore)
-        _settle(device)
-        undo.enter_context(torch.cuda.stream(stream))
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        generators = Generators(device, registered)
-        generators.register_with(graph)
-        watch = Watch(device, options, generators)
-        try:
-            pool.hold()
-            graph.capture_begin(_handle(pool), mode)
-        except RuntimeError as error:
-            attempt(
-                "giving back memory",
-                lambda: drop(graph, pool, stream, generators, broken=True),
-                error,
-            )
-            raise torch_failure("cudaStreamBeginCapture", repr(stream), error) from error
-        try:
-            inner = base.graph_adopt(stream.cuda_stream, OWNER)
-            watch.start(ForeignWork(base, inner))
-        except BaseException as error:
-            watch.undo()
-            broken = not ended(graph)
-            attempt(
-                "giving back memory",
-                lambda: drop(graph, pool, stream, generators, broken=broken),
-                error,
-            )
-            raise
-        return CudaCapture(
-            base,
-            inner,
-            pool,
-            watch,
-            streams,
-            stream=stream,
-            graph=graph,
-            generators=generators,
-            undo=undo.pop_all(),
+        return _begin_torch(base, streams, stream, pool, mode, options, registered, entered)
+    except BaseException:
+        entered.leave()
+        raise
+
+
+def _begin_torch(
+    base: Runtime,
+    streams: SideStreams,
+    stream: torch.cuda.Stream,
+    pool: TorchPool,
+    mode: CaptureMode,
+    options: CaptureOptions,
+    registered: tuple[torch.Generator, ...],
+    entered: Entered,
+) -> CudaCapture:
+    device = pool.device
+    _settle(device)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    generators = Generators(device, registered)
+    generators.register_with(graph)
+    watch = Watch(device, options, generators)
+    try:
+        pool.hold()
+        graph.capture_begin(_handle(pool), mode)
+    except RuntimeError as error:
+        attempt(
+            "giving back memory",
+            lambda: drop(graph, pool, stream, generators, broken=True),
+            error,
         )
+        raise torch_failure("cudaStreamBeginCapture", repr(stream), error) from error
+    capture = CudaCapture(
+        base,
+        stream,
+        pool,
+        watch,
+        streams,
+        graph=graph,
+        generators=generators,
+        entered=entered,
+    )
+    try:
+        watch.start(lambda: ForeignWork(cuda_driver(base).gaps(capture.inner)))
+    except BaseException as error:
+        watch.undo()
+        broken = not ended(graph)
+        attempt(
+            "giving back memory",
+            lambda: drop(graph, pool, stream, generators, broken=broken),
+            error,
+        )
+        raise
+    return capture
 
 
 def _settle(device: torch.device) -> None:
@@ -291,15 +316,6 @@ def attempt(what: str, step: Callable[[], object], error: BaseException | None) 
             error.add_note(note)
         return False
     return True
-
-
-def _refuse_capturing(stream: torch.cuda.Stream) -> None:
-    """Refuses before anything waits: waiting would break the other capture."""
-    if torch.cuda.is_current_stream_capturing():
-        raise _refused(stream, "this thread's current stream is capturing already")
-    with torch.cuda.stream(stream):
-        if torch.cuda.is_current_stream_capturing():
-            raise _refused(stream, "it is capturing already")
 
 
 def _refused(stream: torch.cuda.Stream, met: str) -> CaptureError:

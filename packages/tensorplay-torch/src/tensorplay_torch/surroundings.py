@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 
-__all__ = ["Surroundings"]
+from . import turns
+from .devices import index_of
+from .streams import Current
+
+__all__ = ["Entered", "Surroundings"]
 
 
 class Surroundings:
@@ -32,3 +39,56 @@ class Surroundings:
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._cache)
         torch.clear_autocast_cache()
+
+
+class Entered:
+    """What a capture on CUDA takes of its thread: the turn, device and stream, torch's settings.
+
+    Entered as a context it gives all that back at the exit.
+
+    Args:
+        stream: Current from here on, on its device.
+
+    Raises:
+        CaptureError: This thread has a capture under way.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        turns.take(stream)
+        self._settings = Surroundings()
+        self._index, self._device = index_of(stream.device), torch.cuda.current_device()
+        self._stream = Current(stream)
+        try:
+            if self._device != self._index:
+                torch.cuda.set_device(self._index)
+            self._stream.__enter__()
+        except BaseException:
+            self._give_back()
+            raise
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Makes the capture's device and stream current, if the user made others so."""
+        if torch.cuda.current_device() == self._index and self._stream.is_current():
+            return nullcontext()
+        return torch.cuda.stream(self._stream.stream)
+
+    def leave(self) -> None:
+        """Gives everything back."""
+        try:
+            self._stream.__exit__()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            if self._device != self._index:
+                torch.cuda.set_device(self._device)
+            self._settings.restore()
+        finally:
+            turns.give()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()

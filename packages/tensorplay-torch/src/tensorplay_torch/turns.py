@@ -7,20 +7,20 @@ that begins a capture would break one that another thread makes in global mode.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tensorplay_core.errors import CaptureError
 
-__all__ = ["turn"]
+__all__ = ["give", "take"]
 
 _turn = threading.Lock()
 _taker: int | None = None
 
 
-@contextmanager
-def turn(subject: str) -> Iterator[None]:
-    """Holds the turn while entered; waits for another thread's capture to end.
+def take(stream: object) -> None:
+    """Takes the turn; waits for another thread's capture to end.
+
+    Args:
+        stream: What the capture is to run on.
 
     Raises:
         CaptureError: This thread has a capture under way.
@@ -29,13 +29,16 @@ def turn(subject: str) -> Iterator[None]:
     if _taker == threading.get_ident():
         raise CaptureError(
             doing="beginning a capture",
-            subject=subject,
+            subject=f"on {stream}",
             met="this thread has another capture under way",
             remedy="End that first, or capture both works into one graph.",
         )
-    with _turn:
-        _taker = threading.get_ident()
-        try:
-            yield
-        finally:
-            _taker = None
+    _turn.acquire()
+    _taker = threading.get_ident()
+
+
+def give() -> None:
+    """Lets the next capture begin."""
+    global _taker
+    _taker = None
+    _turn.release()
