@@ -238,6 +238,15 @@ def test_draws_of_torch_on_the_host_are_refused():
         )
 
 
+@pytest.mark.gpu
+def test_draws_from_a_generator_on_the_host_are_refused():
+    generator = torch.Generator()
+    with pytest.raises(tp.OperationRefused, match="a generator of cpu"):
+        tp.make_graphed_callables(
+            lambda x: x * float(torch.rand((), generator=generator)), (torch.ones(3).cuda(),)
+        )
+
+
 def test_the_other_mode_runs_the_original_forward(device, twins):
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).to(device)
     pair = twins(module, leaf(device))
@@ -592,6 +601,25 @@ def test_rebinding_in_forward_is_refused_by_name(device, statement, name):
     assert module.seen == []
     assert module.by_name == {}
     assert module.linear.weight.grad is None
+
+
+def test_rebinding_on_the_object_of_a_method_is_refused(device):
+    class Trainer:
+        def __init__(self):
+            self.last, self.history = None, []
+
+        def step(self, x):
+            self.last = x * 2
+            self.history.append(1)
+            return self.last + 1
+
+    trainer = Trainer()
+    with pytest.raises(
+        tp.OperationRefused, match=r"sets self.history\[\d\], self.last in each call"
+    ):
+        tp.make_graphed_callables(trainer.step, (rand(device, 3),))
+    assert trainer.last is None
+    assert trainer.history == []
 
 
 def test_what_only_the_first_call_sets_is_fine(device, twins):

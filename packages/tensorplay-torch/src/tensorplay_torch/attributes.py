@@ -1,4 +1,4 @@
-"""What Python code binds to modules while it runs: seen, named and undone.
+"""What Python code binds to modules and other objects while it runs: seen, named and undone.
 
 A replay runs no Python, so an attribute that a forward sets would be set at the capture and never
 again. Attributes, and one level of the lists, dicts and sets among them, are compared by identity.
@@ -23,29 +23,30 @@ ABSENT = object()
 
 
 class Attributes:
-    """The attributes of modules, and the gradients of their parameters, as they are now.
+    """The attributes of objects, and the gradients of modules' parameters, as they are now.
 
     Args:
-        modules: By path.
+        objects: By path.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules = [
-            (path, module, {name: _shallow(value) for name, value in vars(module).items()})
-            for path, module in modules.items()
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        self._objects = [
+            (path, one, {name: _shallow(value) for name, value in vars(one).items()})
+            for path, one in objects.items()
         ]
         self._grads = [
             (f"{path}.{name}" if path else name, parameter, parameter.grad)
-            for path, module in modules.items()
-            for name, parameter in vars(module)["_parameters"].items()
+            for path, one in objects.items()
+            if isinstance(one, nn.Module)
+            for name, parameter in vars(one)["_parameters"].items()
             if parameter is not None
         ]
 
     def changes(self) -> Iterator[str]:
         """What is bound otherwise now, by path."""
-        for path, module, before in self._modules:
+        for path, one, before in self._objects:
             prefix = f"{path}." if path else ""
-            now = vars(module)
+            now = vars(one)
             for name in before.keys() | now.keys():
                 value, (old, inside) = now.get(name, ABSENT), before.get(name, (ABSENT, None))
                 if not _equal(old, value):
@@ -58,8 +59,8 @@ class Attributes:
 
     def restore(self) -> None:
         """Binds everything as it was, containers in place."""
-        for _, module, before in self._modules:
-            now = vars(module)
+        for _, one, before in self._objects:
+            now = vars(one)
             for name in now.keys() - before.keys():
                 del now[name]
             for name, (value, inside) in before.items():

@@ -13,7 +13,7 @@ from .attributes import Attributes
 from .candidate import Candidate
 from .preservation import HostRandom
 
-__all__ = ["nothing_else"]
+__all__ = ["drawn_elsewhere", "nothing_else"]
 
 
 @contextmanager
@@ -23,7 +23,8 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
     Raises:
         OperationRefused: It bound attributes, or drew random numbers on the host.
     """
-    attributes = Attributes(candidate.reached.modules)
+    reached = candidate.reached
+    attributes = Attributes({**reached.owners, **reached.modules})
     host = HostRandom()
     drawn_here = candidate.device.type != "cpu"
     state = torch.default_generator.get_state()
@@ -42,14 +43,7 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
         if drawn_here:
             torch.default_generator.set_state(state)
     if library:
-        raise OperationRefused(
-            operation="a random draw on the host",
-            doing="graphing",
-            subject=candidate.subject,
-            met=f"it draws from {library}, and a replay would repeat the draw of the capture",
-            remedy=f"Draw with torch on {candidate.device}, or draw outside and pass the result as "
-            "a tensor.",
-        )
+        raise drawn_elsewhere(library, candidate.device, candidate.subject)
     if changes:
         attributes.restore()
         raise OperationRefused(
@@ -60,3 +54,14 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
             remedy="Return the value as an output, or write a tensor in place (buffer.copy_(x)). "
             "What only the first call sets is fine: warm up with num_warmup_iters ≥ 1.",
         )
+
+
+def drawn_elsewhere(source: str, device: torch.device, subject: str) -> OperationRefused:
+    """The error for a random draw that no replay on ``device`` makes."""
+    return OperationRefused(
+        operation="a random draw on the host",
+        doing="graphing",
+        subject=subject,
+        met=f"it draws from {source}, and a replay would repeat the draw of the capture",
+        remedy=f"Draw with torch on {device}, or draw outside and pass the result as a tensor.",
+    )

@@ -44,16 +44,18 @@ class Reached:
         roots: The modules found first, not as parts of others, with what they are called.
         modules: All modules, each once, by path.
         bindings: Tensors, modules and constants that the code of functions reads.
+        owners: Objects, beside modules, whose methods are run, by what they are called.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.bindings: list[Binding] = []
+        self.owners: dict[str, object] = {}
         if isinstance(function, nn.Module):
             self.roots: dict[str, nn.Module] = {"": function}
         else:
             search = _Search()
             self.roots = _outermost(search.of(function, "", DEPTH))
-            self.bindings = search.bindings
+            self.bindings, self.owners = search.bindings, search.owners
         self.modules: dict[str, nn.Module] = {}
         seen: set[int] = set()
         for name, root in self.roots.items():
@@ -84,6 +86,7 @@ class _Search:
 
     def __init__(self) -> None:
         self.bindings: list[Binding] = []
+        self.owners: dict[str, object] = {}
         self._seen: set[int] = set()
 
     def of(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module]]:
@@ -117,8 +120,8 @@ class _Search:
         """What an object holds that code reads which knows these ``names``."""
         if isinstance(value, nn.Module):
             yield from self.of(value, name, depth)
-        elif depth:
-            attributes = getattr(value, "__dict__", {})
+        elif depth and isinstance(attributes := getattr(value, "__dict__", None), dict):
+            self.owners.setdefault(name, value)
             for attribute, one in list(attributes.items()):
                 if attribute in names:
                     read = functools.partial(attributes.get, attribute)

@@ -19,6 +19,7 @@ from .nesting import recording
 from .outputs import Outputs
 from .passes import Forward, known_objects, noted, record_forward
 from .preservation import Preservation
+from .purity import drawn_elsewhere
 from .settings import Settings
 from .substitution import StandIns, substituted
 
@@ -86,8 +87,12 @@ class Session:
             torch.clear_autocast_cache()
             _synchronize(device)
             preservation.restore()
-        met = tuple(one for one in preservation.generators if one.device.type == device.type)
-        self.settings = replace(self.settings, generators=met)
+        for generator in preservation.generators:
+            if generator.device != device:
+                raise drawn_elsewhere(
+                    f"a generator of {generator.device}", device, self._candidates[0].subject
+                )
+        self.settings = replace(self.settings, generators=tuple(preservation.generators))
 
     def retains(self, candidate: Candidate) -> bool:
         """Whether backwards of ``candidate`` must leave what they use for others.
@@ -192,7 +197,12 @@ def session(
         torch.set_grad_enabled(differentiate),
         substituted(modules, parameters if differentiate else ()) as stand_ins,
     ):
-        attributes = Attributes(modules)
+        owners = {
+            f"{number}:{name}": owner
+            for number, one in enumerate(candidates)
+            for name, owner in one.reached.owners.items()
+        }
+        attributes = Attributes({**owners, **modules})
         try:
             yield Session(candidates, stand_ins, differentiate=differentiate, settings=settings)
         finally:
