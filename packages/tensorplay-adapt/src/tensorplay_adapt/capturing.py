@@ -117,6 +117,7 @@ class Session:
             steps = max(steps, DDP_WARMUP)
         steps = max(steps, 0 if _has_state(recipe) else 1)
         example = [tensor.clone() for tensor in batch.tensors]
+        _synchronize(recipe.device)  # The side stream does not wait for the current one.
         loss: torch.Tensor | None = None
         try:
             for stream in self._streams(bodies):
