@@ -198,6 +198,6 @@ class Recorded:
             work()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def record() -> type[Recorded]:
     return Recorded

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from .cpu_random import Randomness
 from .generators import draws
 from .operations import Kind, Operation, tensors_in, value_reason
 from .refusals import Reason, refused
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Draws"]
 
 COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
 PACKED = frozenset({"aten._pack_padded_sequence", "aten._pad_packed_sequence"})
 TORCH_OWN = frozenset({"aten", "prim", "prims"})
+
+
+class Draws(Protocol):
+    """What is told of draws."""
+
+    def draw(self, operation: object, generator: torch.Generator | None) -> None:
+        """``operation`` draws from ``generator``, where None is the default one."""
+        ...
 
 
 class Admission:
@@ -26,7 +33,7 @@ class Admission:
         random: Is told of each draw.
     """
 
-    def __init__(self, random: Randomness) -> None:
+    def __init__(self, random: Draws) -> None:
         self._random = random
 
     def elsewhere(

@@ -67,22 +67,11 @@ class HostReads(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
-        if func in REFUSED:
-            name, reason = REFUSED[func]
-            raise refused(name, reason)
+        self.admit(func, args, keywords)
         if func in BINDINGS:
             self._rebinding(args[0])
-        if func in SEQUENCES and any(map(_holds_tensor, (*args, *keywords.values()))):
-            raise refused("making a tensor from numbers in tensors", Reason.HOST_READ)
-        if func in SPLITS and any(
-            isinstance(one, Tensor) for one in (*args[1:], *keywords.values())
-        ):
-            raise refused("Tensor.tensor_split by a tensor", Reason.HOST_READ)
-        if func is multi_head_attention_forward and _leaves_fast_path(args, keywords):
-            raise refused("nn.MultiheadAttention", Reason.FAST_ATTENTION)
         beneath = DIFFERENTIATE.get(func)
         if beneath is not None:
-            _refuse_compiled(args[0] if args else next(iter(keywords.values())))
             with self:
                 return beneath(*args, **keywords)
         return func(*args, **keywords)
@@ -93,6 +82,26 @@ class HostReads(TorchFunctionMode):
         reason="a capture on the CPU cannot record compiled functions, nor torch.cond, which "
         "compiles: capture the original function, and use tensorplay_torch.cond",
     )
+
+    def admit(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Lets a call pass.
+
+        Raises:
+            OperationRefused: It cannot be captured.
+        """
+        if func in REFUSED:
+            name, reason = REFUSED[func]
+            raise refused(name, reason)
+        if func in SEQUENCES and any(map(_holds_tensor, (*args, *kwargs.values()))):
+            raise refused("making a tensor from numbers in tensors", Reason.HOST_READ)
+        if func in SPLITS and any(isinstance(one, Tensor) for one in (*args[1:], *kwargs.values())):
+            raise refused("Tensor.tensor_split by a tensor", Reason.HOST_READ)
+        if func is multi_head_attention_forward and _leaves_fast_path(args, kwargs):
+            raise refused("nn.MultiheadAttention", Reason.FAST_ATTENTION)
+        if func in DIFFERENTIATE:
+            _refuse_compiled(args[0] if args else next(iter(kwargs.values())))
 
     def start(self) -> None:
         """Begins to see this thread's calls."""
@@ -148,7 +157,9 @@ def _beneath_overrides(function: Any) -> Any:
     code: types.CodeType = function.__code__
     checks = [name for name in code.co_names if name.startswith("has_torch_function")]
     names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
-    copy = types.FunctionType(code, names, code.co_name, function.__defaults__)
+    copy = types.FunctionType(
+        code, names, code.co_name, function.__defaults__, function.__closure__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 

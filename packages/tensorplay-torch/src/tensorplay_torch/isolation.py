@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ._private import dispatch_keys, required
-from .metadata import flagged_as, settings
+from .metadata import settings
+from .standins import flagged_as
 
 __all__ = ["alias_of", "isolated", "under_settings", "without_grad"]
 

@@ -8,16 +8,18 @@ operations in ``MEASURED`` always, they differ from what the CPU kernels return.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from .operations import Kind, Operation, tensors_in
+from .standins import OverlappingStandIns, StandIns, flagged_as
+from .storages import key_of
 
-__all__ = ["Layout", "NoMetaKernel", "flagged_as", "layout_of", "results_of", "settings"]
+__all__ = ["Layout", "NoMetaKernel", "layout_of", "results_of", "settings"]
 
 MEASURED = frozenset(
     {
@@ -68,6 +70,10 @@ HALVES = (torch.bfloat16, torch.float16)
 """With these the CPU keeps statistics in the same type, CUDA and so meta kernels in float32."""
 
 REMEMBERED = 4096
+LARGE = 1 << 26
+"""Bytes of a storage of which no second one is made to see whether a call is right."""
+
+_lock = threading.Lock()
 _remembered: OrderedDict[Any, Any] = OrderedDict()
 
 
@@ -114,22 +120,50 @@ def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
         NoMetaKernel: There is no telling.
         Exception: Whatever torch raises for these arguments.
     """
+    overlap = _overlap(operation, args, kwargs)
     key = (
         operation.func,
         _frozen(args),
         _frozen(tuple(sorted(kwargs.items()))),
+        overlap,
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         settings(),
     )
-    if key in _remembered:
-        _remembered.move_to_end(key)
-        return _remembered[key]
-    results = _find(operation, args, kwargs)
-    _remembered[key] = results
-    if len(_remembered) > REMEMBERED:
-        _remembered.popitem(last=False)
+    with _lock:
+        if key in _remembered:
+            _remembered.move_to_end(key)
+            return _remembered[key]
+    if overlap:
+        results = _measured(operation, args, kwargs, OverlappingStandIns)
+    else:
+        results = _find(operation, args, kwargs)
+    with _lock:
+        _remembered[key] = results
+        if len(_remembered) > REMEMBERED:
+            _remembered.popitem(last=False)
     return results
+
+
+def _overlap(
+    operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[int, int], ...]:
+    """How arguments share memory with what is written, which kernels may refuse; mostly ``()``.
+
+    For each tensor the number of its storage and its offset in it.
+    """
+    if operation.kind is not Kind.WRITE or operation.listed:
+        return ()
+    tensors = {id(one): one for one in (*tensors_in(args), *tensors_in(kwargs.values()))}
+    storages = [key_of(one) for one in tensors.values()]
+    if len(set(storages)) == len(storages):
+        return ()
+    if any(one.untyped_storage().nbytes() > LARGE for one in tensors.values()):
+        return ()
+    return tuple(
+        (storages.index(key), int(one.storage_offset()))
+        for key, one in zip(storages, tensors.values(), strict=True)
+    )
 
 
 def _find(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -188,14 +222,19 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _measured(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _measured(
+    operation: Operation,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stand_ins: type[StandIns] = StandIns,
+) -> Any:
     before = torch.default_generator.get_state() if operation.seeded else None
     try:
         try:
-            return _called(operation, args, kwargs, _stand_in)
+            return _called(operation, args, kwargs, stand_ins(0))
         except RuntimeError:
             # Where 0 is no possible value, as for a pivot, 1 is.
-            return _called(operation, args, kwargs, partial(_stand_in, value=1))
+            return _called(operation, args, kwargs, stand_ins(1))
     finally:
         if before is not None:
             torch.default_generator.set_state(before)
@@ -237,20 +276,6 @@ def _on_meta(operation: Operation, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
     return flagged_as(tensor, made)
-
-
-def _stand_in(tensor: torch.Tensor, value: int = 0) -> torch.Tensor:
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    # A half is a probability, a coordinate, a sample; 0 is an index of anything.
-    made.fill_(0.5 if made.dtype.is_floating_point or made.dtype.is_complex else value)
-    return flagged_as(tensor, made)
-
-
-def flagged_as(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """``made``, to be conjugated or negated when it is read if ``tensor`` is."""
-    if tensor.is_conj():
-        made = made.conj()
-    return made._neg_view() if tensor.is_neg() else made
 
 
 def _layouts(result: Any) -> Any:

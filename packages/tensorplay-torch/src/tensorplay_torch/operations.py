@@ -98,6 +98,7 @@ class Operation:
         valued: The host has to wait for values to know what it returns.
         indexes: It takes indices, which may be masks.
         composite: It is made of other operations on the CPU, which take its place.
+        listed: It works on lists of tensors, one after the other.
         placed: It takes a device.
         python_meta: Its meta kernel is written in Python.
         writes: It changes arguments.
@@ -112,6 +113,7 @@ class Operation:
         "func",
         "indexes",
         "kind",
+        "listed",
         "name",
         "opaque",
         "placed",
@@ -135,6 +137,7 @@ class Operation:
             or self.name in ERROR_CHECKS
         )
         self.composite = _is_composite(func)
+        self.listed = self.name.startswith(("aten._foreach_", "aten._fused_"))
         self.placed = any(argument.name == "device" for argument in schema.arguments)
         self.python_meta = META_KEY in func.py_kernels
         places = {

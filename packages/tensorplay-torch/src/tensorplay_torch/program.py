@@ -101,7 +101,7 @@ def minds_grad_mode(operation: Operation) -> bool:
         name.rstrip("_") in IN_PLACE
         or operation.name in COPIES | ZEROS | ONES
         or operation.name in FILLS
-        or name.startswith(("_foreach_", "_fused_"))
+        or operation.listed
         or name in {"copy_", "fill_", "relu", "zero_"}
     )
 

@@ -122,6 +122,7 @@ class Reason(Enum):
     )
 
 
+ON_THE_HOST = (Reason.HOST_READ, Reason.HOST_WRITE)
 OPTIMIZER_READS = (
     "Make it one that keeps its step count in a tensor on the device: "
     "torch.optim.Adam(..., fused=True, capturable=True) or AdamW(..., fused=True, "
@@ -147,7 +148,7 @@ def refused(
         remedy: The same.
         thread: The thread that captures; see ``culprit.frames``.
     """
-    if remedy is None and reason is Reason.HOST_READ and (stepping := _optimizer()):
+    if remedy is None and reason in ON_THE_HOST and (stepping := _optimizer()):
         remedy = f"{stepping}.step() works with numbers on the host. {OPTIMIZER_READS}"
     return OperationRefused(
         operation=name_of(operation),

@@ -67,9 +67,14 @@ class Bindings:
         Raises:
             OperationRefused: State was created or replaced, or a number in it was changed.
         """
+        for error in self.refusals():
+            raise error
+
+    def refusals(self) -> Iterator[OperationRefused]:
+        """Everything that ``check`` refuses."""
         for step in self._steps.values():
             for met, remedy in step.changes(self._is_born):
-                raise OperationRefused(
+                yield OperationRefused(
                     operation=f"{type(step.optimizer).__name__}.step",
                     met=met,
                     remedy=remedy,
