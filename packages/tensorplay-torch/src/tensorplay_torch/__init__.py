@@ -50,6 +50,8 @@ from .graphs import (
     is_current_stream_capturing,
     while_loop,
 )
+from .preflight import Report, preflight
+from .scouting import Finding
 
 __version__ = "0.1.0"
 
@@ -71,6 +73,10 @@ __all__ = [
     "make_graphed_callables",
     "graphed",
     "release",
+    # checks
+    "preflight",
+    "Report",
+    "Finding",
     # pool
     "graph_pool_handle",
     "PoolStatistics",

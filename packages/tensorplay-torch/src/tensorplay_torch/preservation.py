@@ -75,7 +75,9 @@ class Preservation:
         """Takes in what was born: that need not be saved."""
         for tensor in tensors_in((result,)):
             key = _key(tensor)
-            if key is not None and key not in self._saved and key not in self._born:
+            # A view of what the work was given is not born in it.
+            known = key in self.used or key in self._saved or key in self._born
+            if key is not None and not known:
                 self._born[key] = Watched(tensor)
 
     def is_born(self, tensor: torch.Tensor) -> bool:
