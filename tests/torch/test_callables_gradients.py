@@ -727,3 +727,14 @@ def test_a_frozen_parameter_changed_before_the_backward(device):
             one.weight.add_(1)
         with pytest.raises(error):
             loss.backward()
+
+
+def test_the_oldest_forward_gives_way_when_slots_run_out(device):
+    module = mlp(device)
+    tp.make_graphed_callables(module, (leaf(device),), slots=2)
+    module(leaf(device)).sum().backward()
+    flights = [module(leaf(device)) for _ in range(3)]
+    with pytest.raises(tp.StaleGraph, match="a later forward"):
+        flights[0].sum().backward()
+    for result in flights[1:]:
+        result.sum().backward()

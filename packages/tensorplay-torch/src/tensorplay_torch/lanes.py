@@ -10,6 +10,7 @@ is refused when a backward asks for it.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -93,6 +94,9 @@ class Chain:
         return now
 
 
+_serials = itertools.count()
+
+
 class Ticket:
     """One forward's claim on what it left for its backward.
 
@@ -103,6 +107,7 @@ class Ticket:
         subject: What errors call the callable.
 
     Attributes:
+        serial: Later tickets have a higher one.
         versions: Of the parameters, when the forward was launched.
         spent: The backward ran, and may have overwritten what it used.
         superseded: A later forward took the slot.
@@ -114,6 +119,7 @@ class Ticket:
         "_now",
         "_place",
         "_subject",
+        "serial",
         "spent",
         "superseded",
         "versions",
@@ -121,6 +127,8 @@ class Ticket:
 
     def __init__(self, chain: Chain, place: int, now: int, subject: str) -> None:
         self._chain, self._place, self._now, self._subject = chain, place, now, subject
+        # Clocks are a pool's own, and slots have a pool each.
+        self.serial = next(_serials)
         self.spent = self.superseded = False
         self.versions: list[int] = []
 
@@ -128,11 +136,6 @@ class Ticket:
     def pending(self) -> bool:
         """True if a backward may still ask for what the forward left."""
         return not (self.spent or self.superseded)
-
-    @property
-    def issued(self) -> int:
-        """When the forward was launched."""
-        return self._now
 
     def check(self) -> None:
         """Raises unless everything that the forward left is still there.

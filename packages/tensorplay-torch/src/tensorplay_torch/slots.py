@@ -130,8 +130,8 @@ def choose(slots: Sequence[Slot], *, alias: bool, subject: str) -> Slot:
         claim = slot.claim
         if claim is None:
             return slot
-        if issued is None or claim.issued < issued:
-            oldest, issued = slot, claim.issued
+        if issued is None or claim.serial < issued:
+            oldest, issued = slot, claim.serial
     if alias:
         raise StaleGraph(
             doing="calling",
