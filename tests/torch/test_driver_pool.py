@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 
 import pytest
 import torch
 
 import tensorplay_torch as tp
+from tensorplay_torch.memory import Segments, is_idle, read_statistics, segments_of
+from tensorplay_torch.pools import TorchPool
+
+GPU = torch.device("cuda", 0)
 
 
 def captured(work, **options):
@@ -72,34 +78,94 @@ def test_a_spent_id_stands_for_new_memory_of_torchs(monkeypatch):
 def segment(native, device, *blocks):
     return {
         "segment_pool_id": native,
+        "address": native[1] << 30,
         "device": device,
         "total_size": 2 << 20,
+        "active_size": sum(size for size, state in blocks if state != "inactive"),
         "allocated_size": sum(size for size, state in blocks if state == "active_allocated"),
         "blocks": [{"size": size, "state": state} for size, state in blocks],
     }
 
 
-def test_statistics_on_a_gpu_count_the_pool_and_its_bodies_once(monkeypatch):
-    from tensorplay_torch.pools import TorchPool, read_statistics
+HELD = [
+    segment((0, 1), 0, (512, "active_allocated"), (1024, "inactive")),
+    segment((0, 1), 1, (4096, "active_allocated")),  # Another device may use the same id.
+    segment((0, 2), 0, (2048, "active_allocated"), (2048, "active_allocated")),
+    segment((0, 3), 0, (2048, "inactive")),
+    segment((0, 4), 0, (2048, "active_pending_free")),
+    segment((0, 0), 0, (8192, "active_allocated")),
+]
 
-    gpu = torch.device("cuda", 0)
-    held = [
-        segment((0, 1), 0, (512, "active_allocated"), (1024, "inactive")),
-        segment((0, 1), 1, (4096, "active_allocated")),  # Another device may use the same id.
-        segment((0, 2), 0, (2048, "active_allocated"), (2048, "active_allocated")),
-        segment((0, 0), 0, (8192, "active_allocated")),
-    ]
-    asked = []
+
+@pytest.fixture
+def held(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda **which: asked.append(which) or held)
-    pool = TorchPool((0, 1), gpu, (0, 1))
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_snapshot",
+        lambda native, **_: [one for one in HELD if one["segment_pool_id"] == native],
+    )
+
+
+@pytest.mark.usefixtures("held")
+def test_statistics_on_a_gpu_count_the_pool_and_its_bodies_once():
+    pool = TorchPool((0, 1), GPU, (0, 1))
+    assert read_statistics(pool) == (0, 0, 0, 0)  # torch has not heard of it.
+    pool.begin()
     assert read_statistics(pool) == (2 << 20, 512, 512, 1)
     pool.bodies[0, 2] += 2
     assert read_statistics(pool) == (4 << 20, 4608, 4608, 3)
-    pool.bodies[pool.native] += 1
+    pool.bodies[0, 1] += 1
     assert read_statistics(pool) == (4 << 20, 4608, 4608, 3)
-    # Never for one pool: torch drops references to the numbers of its id, and then they are gone.
-    assert not any("mempool_id" in which for which in asked)
+
+
+@pytest.mark.usefixtures("held")
+def test_addresses_of_a_pool_are_its_own():
+    pool = TorchPool((0, 1), GPU, (0, 1))
+    pool.begin()
+    own = Segments(pool, [(0, 2)])
+    for start in (1 << 30, 2 << 30):
+        assert start in own
+        assert start + (2 << 20) - 1 in own
+        assert start - 1 not in own
+        assert start + (2 << 20) not in own
+    assert 3 << 30 not in own
+    assert "1" not in own
+
+
+@pytest.mark.usefixtures("held")
+def test_a_pool_is_idle_if_nothing_in_it_is_alive_or_waited_for():
+    assert is_idle((0, 3), GPU, most=2 << 20)
+    assert not is_idle((0, 3), GPU, most=1 << 20)
+    assert not is_idle((0, 1), GPU, most=2 << 20)
+    assert not is_idle((0, 4), GPU, most=2 << 20)
+
+
+@pytest.mark.parametrize("stolen", [0, 1, 2])
+def test_torch_may_drop_references_to_the_numbers_it_is_asked_with(monkeypatch, stolen):
+    """As it does up to 2.14: nothing that anybody else holds is ever one of them."""
+    native, asked = (0, 123_456_789), []
+
+    def snapshot(id, **_):
+        asked.append(repr(id))
+        for _ in range(stolen):
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(id[1]))
+        return []
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    before = sys.getrefcount(native[1])
+    for _ in range(50):
+        assert segments_of(native, GPU) == []
+    after = sys.getrefcount(native[1])
+    assert after == before
+    assert asked == [repr(native)] * 50
+    # The numbers lent are gone again: their memory is that of the next ones.
+    blocks = sys.getallocatedblocks()
+    asked.clear()
+    for _ in range(50):
+        segments_of(native, GPU)
+        asked.clear()
+    assert sys.getallocatedblocks() < blocks + 40
 
 
 def test_a_route_into_the_pool_of_another_is_given_back_with_the_capture(monkeypatch):

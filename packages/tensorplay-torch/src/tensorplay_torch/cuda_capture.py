@@ -23,7 +23,8 @@ from .cuda_watch import Watch
 from .devices import index_of
 from .foreign import ForeignWork
 from .generators import Generators, checked
-from .pools import Native, Segments, TorchPool, new_native, release_bodies
+from .memory import Segments
+from .pools import Native, TorchPool, new_native, release_bodies
 from .streams import Lane, SideStreams, current_handle
 from .surroundings import Entered
 
@@ -249,7 +250,6 @@ def _begin_torch(
     generators.register_with(graph)
     watch = Watch(device, options, generators)
     try:
-        pool.hold()
         graph.capture_begin(_handle(pool), mode)
     except RuntimeError as error:
         attempt(
@@ -302,7 +302,7 @@ def _settle(device: torch.device) -> None:
 
 def _handle(pool: TorchPool) -> Any:
     """The pool's id, under the type that torch gives those that it hands out."""
-    return pool.native
+    return pool.begin()
 
 
 def attempt(what: str, step: Callable[[], object], error: BaseException | None) -> bool:

@@ -54,6 +54,10 @@ class Captured:
         self.owned: list[object] = []
         self.lock = threading.RLock()
         self._graph: torch.cuda.CUDAGraph | None = graph
+        assert pool.native is not None, "it served the capture"
+        self._native: Native = pool.native
+        # It kept the pool until this capture; to end it takes longer than capturing may.
+        self._before, pool.last = pool.last, None
         self._bodies = bodies
         self._holders = 1
 
@@ -84,9 +88,13 @@ class Captured:
             self._holders -= 1
             if self._holders:
                 return
-        self.graph.reset()
+        graph = self.graph
         # torch takes a graph off its generators when the object goes, not at a reset.
         self._graph = None
+        if self._before is not None:
+            self._before.reset()
+            self._before = None
+        self.pool.end(graph, self._native)
         release_bodies(self.pool, self._bodies)
         self.watch.close()
         self.owned.clear()

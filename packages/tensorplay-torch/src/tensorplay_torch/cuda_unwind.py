@@ -68,12 +68,16 @@ def drop(
         # Not even at interpreter exit, where module globals go.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
         give_back(pool)
+        pool.lose()
+        return
+    if not broken:
+        assert pool.native is not None, "it served the capture"
+        pool.end(graph, pool.native)
         return
     graph.reset()
-    if not broken:
-        return
     _broken.append(graph)
     abandon(pool)
+    pool.lose()
     # A capture that succeeds takes the generators out of the one that did not.
     another, something = torch.cuda.CUDAGraph(), torch.zeros(1, device=pool.device)
     generators.register_with(another)

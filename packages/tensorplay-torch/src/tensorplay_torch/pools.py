@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import inspect
 import itertools
-import sys
 import threading
 import weakref
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 import torch
 
 from tensorplay_core.errors import PoolMismatch
-from tensorplay_core.protocols import Pool, PoolStatistics
+from tensorplay_core.protocols import Pool
 from tensorplay_core.runtime import Runtime
 
 from ._private import PRIVATE, required
@@ -29,24 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Native",
+    "NoSpares",
     "PoolRegistry",
-    "Segments",
+    "Spares",
     "TorchPool",
     "abandon",
     "give_back",
     "new_native",
-    "read_statistics",
     "release_bodies",
     "routed",
     "routed_body",
 ]
 
 Native: TypeAlias = tuple[int, int]
-_SNAPSHOT = (
-    {"include_traces": False}
-    if "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
-    else {}
-)
 
 
 class TorchPool:
@@ -64,7 +55,11 @@ class TorchPool:
         bodies: How often conditional bodies began to allocate from which native ids.
         host: On the CPU, the host driver's pool that stands for it, once a capture needs one.
         arena: On the CPU, where captures into it have their outputs.
-        peak: The most bytes that ``read_statistics`` found.
+        peak: The most bytes that a reading found.
+        former: Native ids that it had before.
+        used: torch has heard of its native id.
+        last: A graph that only keeps the native id good for captures.
+        spoilt: A capture under the native id broke: it is good for no other.
     """
 
     def __init__(
@@ -78,33 +73,58 @@ class TorchPool:
         self.host: Pool | None = None
         self.arena: Arena | None = None if device.type == "cuda" else Arena()
         self.peak = 0
-        self._hold: weakref.finalize[Any, Any] | None = None
+        self.former: set[Native] = set()
+        self.used = False
+        self.last: torch.cuda.CUDAGraph | None = None
+        self._captures: Counter[Native] = Counter()
+        self.spoilt = self._released = False
 
     def __repr__(self) -> str:
         return f"<torch pool {self.id} on {self.device}>"
 
-    def hold(self) -> None:
-        """Keeps torch from giving the id up while nothing is captured into it, until ``let_go``.
+    def begin(self) -> Native:
+        """The id that a capture which begins now allocates under; counts the capture."""
+        assert self.native is not None, "pools of the CPU have no captures of torch's"
+        if self.spoilt:
+            last, self.last = self.last, None
+            if last is not None:
+                last.reset()
+            self.former.add(self.native)
+            self.native, self.spoilt = new_native(), False
+        self._captures[self.native] += 1
+        self.used = True
+        return self.native
 
-        torch refuses an id whose captures are all gone while tensors still live in its memory; a
-        pool that is held between two captures must serve the second.
+    def end(self, graph: torch.cuda.CUDAGraph, native: Native) -> None:
+        """A graph of torch's, captured under ``native``, is not needed any more.
+
+        The last one stays until the pool is released: once all captures under an id are gone torch
+        refuses it to further ones, as long as it holds memory for it.
         """
-        begin = PRIVATE["begin_allocate_thread"].value
-        end, release = PRIVATE["end_allocate"].value, PRIVATE["release_pool"].value
-        if self._hold is not None or self.owner is not None:
+        self._captures[native] -= 1
+        others = self._captures[native] or native != self.native or self.spoilt
+        if others or self.owner is not None or self._released:
+            graph.reset()
             return
-        if begin is None or end is None or release is None:
-            return
-        index = index_of(self.device)
-        begin(index, self.native)
-        end(index, self.native)
-        self._hold = weakref.finalize(self, release, index, self.native)
-        self._hold.atexit = False
+        last, self.last = self.last, graph
+        if last is not None:
+            last.reset()
 
-    def let_go(self) -> None:
-        """Ends ``hold``. Idempotent."""
-        if self._hold is not None:
-            self._hold()
+    def lose(self) -> None:
+        """A capture into it broke, and its share was given back.
+
+        torch goes on taking it for under way where memory of the host is concerned, and would
+        refuse the id to the next.
+        """
+        if self.native is not None:
+            self._captures[self.native] -= 1
+        self.spoilt = True
+
+    def release(self) -> torch.cuda.CUDAGraph | None:
+        """Nobody captures into it any more; returns the last graph, if it is here to be reset."""
+        self._released = True
+        last, self.last = self.last, None
+        return last
 
     def on_host(self, host: Runtime) -> Pool:
         """The host driver's pool that stands for it: graphs that share it take turns by that."""
@@ -113,8 +133,35 @@ class TorchPool:
         return self.host
 
 
+class Spares(Protocol):
+    """Memory of pools that ended, for pools to come."""
+
+    def keep(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> bool:
+        """Takes what ``pool`` has, with the graph that keeps it; False if it does not want it."""
+        ...
+
+    def give(self, pool: TorchPool) -> None:
+        """Gives a new pool what was taken, if there is anything."""
+        ...
+
+
+class NoSpares:
+    """Keeps nothing."""
+
+    def keep(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> bool:
+        """False."""
+        return False
+
+    def give(self, pool: TorchPool) -> None:
+        """Nothing."""
+
+
 class PoolRegistry:
-    """The pools that somebody holds, by id."""
+    """The pools that somebody holds, by id.
+
+    Attributes:
+        spares: What becomes of pools that nobody holds any more.
+    """
 
     def __init__(self) -> None:
         self._pools: weakref.WeakValueDictionary[Hashable, TorchPool] = (
@@ -124,13 +171,16 @@ class PoolRegistry:
         # so one that was given back stands for a new native id when it is taken up again.
         self._spent: set[Hashable] = set()
         self._serials = itertools.count(1)
+        self.spares: Spares = NoSpares()
         self._lock = threading.Lock()
 
     def create(self, device: torch.device) -> TorchPool:
         """A pool that nothing is in yet."""
         if device.type == "cuda":
-            native = new_native()
-            return self._keep(TorchPool(native, device, native))
+            id = new_native()
+            pool = TorchPool(id, device, id)
+            self.spares.give(pool)
+            return self._keep(pool)
         return self._keep(TorchPool(("cpu", next(self._serials)), device, None))
 
     def resolve(self, token: object, device: torch.device) -> TorchPool:
@@ -154,7 +204,9 @@ class PoolRegistry:
 
     def forget(self, pool: TorchPool) -> None:
         """The last graph let go of ``pool``."""
-        pool.let_go()
+        last = pool.release()
+        if last is not None and not self.spares.keep(pool, last):
+            last.reset()
         with self._lock:
             self._pools.pop(pool.id, None)
             if pool.owner is None:
@@ -206,6 +258,7 @@ def _routed(how: str, pool: TorchPool, native: Native, begun: Counter[Native]) -
     end = required("end_allocate", "routing allocations")
     begin(index, native)
     begun[native] += 1
+    pool.used = True
     if native != pool.native:
         pool.bodies[native] += 1
     try:
@@ -243,76 +296,6 @@ def abandon(pool: TorchPool) -> None:
     except RuntimeError:
         return  # torch had ended it by itself, and then gave it back as well.
     give_back(pool)
-
-
-def read_statistics(pool: TorchPool) -> PoolStatistics:
-    """Memory of a pool now.
-
-    On CUDA, what torch's allocator holds for the pool and for the bodies captured into it;
-    ``peak_bytes`` is the most that a reading found. On the CPU, the storages of outputs of captured
-    work: reserved are those that graphs or tensors hold, allocated those that tensors do, and
-    ``peak_bytes`` is the most at the end of a capture or at a reading.
-    """
-    if pool.arena is not None:
-        reserved, allocated = pool.arena.reserved, pool.arena.allocated
-        pool.peak = max(pool.peak, pool.arena.peak_bytes, sum(allocated))
-        return PoolStatistics(sum(reserved), sum(allocated), pool.peak, len(allocated))
-    if pool.native is None or not torch.cuda.is_initialized():
-        return PoolStatistics(0, 0, 0, 0)
-    index, natives = index_of(pool.device), {pool.native, *pool.bodies}
-    segments = [
-        segment
-        for segment in _segments()
-        if segment["device"] == index and segment["segment_pool_id"] in natives
-    ]
-    allocated = sum(segment["allocated_size"] for segment in segments)
-    pool.peak = max(pool.peak, allocated)
-    return PoolStatistics(
-        reserved_bytes=sum(segment["total_size"] for segment in segments),
-        allocated_bytes=allocated,
-        peak_bytes=pool.peak,
-        allocation_count=sum(
-            block["state"] == "active_allocated"
-            for segment in segments
-            for block in segment["blocks"]
-        ),
-    )
-
-
-class Segments:
-    """What a pool holds now, and what was allocated for bodies from ``begun``, as addresses."""
-
-    def __init__(self, pool: TorchPool, begun: Iterable[Native]) -> None:
-        index, natives = index_of(pool.device), {pool.native, *begun}
-        spans = sorted(
-            (int(segment["address"]), int(segment["address"] + segment["total_size"]))
-            for segment in _segments()
-            if segment["device"] == index and segment["segment_pool_id"] in natives
-        )
-        self._starts = [start for start, _ in spans]
-        self._stops = [stop for _, stop in spans]
-
-    def __contains__(self, address: object) -> bool:
-        """True if the address is in memory of the pool."""
-        if not isinstance(address, int):
-            return False
-        place = bisect_right(self._starts, address) - 1
-        return place >= 0 and address < self._stops[place]
-
-
-def _segments() -> list[dict[str, Any]]:
-    """What torch's allocator holds on all devices.
-
-    It is asked for everything, not for one pool: torch up to 2.14 drops references to the numbers
-    of a pool's id that it was only lent, so that asking often enough for one ends the process
-    (pytorch pull request 196366).
-    """
-    if sys.version_info < (3, 12):
-        # Asked for everything it drops these: later Pythons never free them, here it gets its own.
-        for number in (0, 0, False):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(**_SNAPSHOT)
-    return segments
 
 
 def _identity(token: object) -> tuple[object, object]:

@@ -93,9 +93,9 @@ class SideStreams:
         """The stream that captures into ``pool`` run on."""
         with self._lock:
             if pool.stream is None:
-                lane = self._take(pool.device)
-                pool.lanes[0] = lane
-                pool.stream = lane.torch
+                if 0 not in pool.lanes:
+                    pool.lanes[0] = self._take(pool.device)
+                pool.stream = pool.lanes[0].torch
             return pool.stream
 
     def lane(self, pool: TorchPool, depth: int) -> Lane:

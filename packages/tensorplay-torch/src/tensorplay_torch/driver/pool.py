@@ -11,7 +11,9 @@ from tensorplay_torch.cpu_bodies import CpuBody
 from tensorplay_torch.cpu_capture import CpuCapture
 from tensorplay_torch.cuda_bodies import CudaBody
 from tensorplay_torch.cuda_capture import OpenCapture
-from tensorplay_torch.pools import PoolRegistry, TorchPool, read_statistics, routed
+from tensorplay_torch.memory import read_statistics
+from tensorplay_torch.pools import PoolRegistry, TorchPool, routed
+from tensorplay_torch.spares import OneSpare
 
 from .device import Device
 
@@ -27,6 +29,7 @@ class Pools(Device):
     def __init__(self) -> None:
         super().__init__()
         self.pools = PoolRegistry()
+        self.pools.spares = OneSpare()
 
     @hookimpl
     def tensorplay_pool_create(self, device: torch.device) -> TorchPool:
@@ -51,14 +54,14 @@ class Pools(Device):
 
     @hookimpl
     def tensorplay_pool_statistics(self, pool: TorchPool) -> PoolStatistics:
-        """As ``pools.read_statistics``."""
+        """As ``memory.read_statistics``."""
         return read_statistics(pool)
 
     @hookimpl
     def tensorplay_pool_release(self, pool: TorchPool) -> None:
-        """Each graph gave back its own share before; here the pool's stream is retired."""
+        """Each graph gave back its own share before; here the last one and the streams go."""
+        self.pools.forget(pool)
         self.side_streams.retire(pool)
         if pool.host is not None:
             self.bases("host").pool_release(pool.host)
             pool.host = None
-        self.pools.forget(pool)
