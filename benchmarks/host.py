@@ -23,6 +23,55 @@ def host_step() -> list[Record]:
     ]
 
 
+def host_adapt() -> list[Record]:
+    """The same steps by ``CudaGraphAdaptationStep``: checked batches, owned losses."""
+    return [
+        _adapt(depth, width, times)
+        for depth, width, times in ((2, 64, 2), (2, 256, 1.3), (8, 256, 1))
+    ]
+
+
+def _adapt(depth: int, width: int, times: float) -> Record:
+    import torch
+
+    from tensorplay_adapt import CudaGraphAdaptationStep
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = (
+        part for _ in range(depth) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())
+    )
+    model = torch.nn.Sequential(*layers)
+    ours, eager = (_Training(copy.deepcopy(model), width) for _ in range(2))
+    step = CudaGraphAdaptationStep.capture(
+        ours.model, ours.optimizer, ours.x, ours.y, torch.nn.functional.mse_loss, device="cpu"
+    )
+    data = [torch.randn(BATCH, width) for _ in range(6)]
+    feeds = {
+        label: {"inputs": itertools.cycle(data[::2]), "targets": itertools.cycle(data[1::2])}
+        for label in ("ours", "eager")
+    }
+    contenders = {
+        "ours": statement("step(next(inputs), next(targets))", step=step, **feeds["ours"]),
+        "eager": statement(
+            "training.x, training.y = next(inputs), next(targets); training.step()",
+            training=eager,
+            **feeds["eager"],
+        ),
+    }
+    measured = microseconds(contenders, synchronize=lambda: None, calls=100, batches=1, rounds=15)
+    pairs = zip(ours.model.parameters(), eager.model.parameters(), strict=True)
+    if not all(torch.equal(one, other) for one, other in pairs):
+        raise RuntimeError("the two trainings did not end with the same weights")
+    return record(
+        f"host_adapt_{depth}x{width}",
+        measured,
+        unit="µs",
+        goals=[faster(times, "eager")],
+        note=f"step(x, y), medians; batch {BATCH}; one thread of {cpu()}; weights equal after it",
+    )
+
+
 def _step(depth: int, width: int, times: float) -> Record:
     import torch
 
@@ -82,4 +131,4 @@ class _Training:
         self.optimizer.step()
 
 
-BENCHMARKS = (host_step,)
+BENCHMARKS = (host_step, host_adapt)

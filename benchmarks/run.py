@@ -33,6 +33,7 @@ THEMES = (
     "loops",
     "staging",
     "callables",
+    "adapt",
     "capture",
     "memory",
     "cupy_graphs",
