@@ -138,8 +138,12 @@ class Candidate:
             return []
         return [(vars(root), root.training) for root in self.reached.roots.values()]
 
-    def buffers(self) -> list[torch.Tensor]:
-        """Input buffers like the sample's tensors, with their values."""
+    def buffers(self, *, bare: bool = False) -> list[torch.Tensor]:
+        """Input buffers like the sample's tensors, with their values.
+
+        Args:
+            bare: None of them is to require grad.
+        """
         with torch.inference_mode(False), torch.no_grad():
             made = []
             for tensor, requires in zip(
@@ -148,7 +152,8 @@ class Candidate:
                 buffer = torch.empty_strided(
                     tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
                 )
-                made.append(buffer.copy_(tensor.detach()).requires_grad_(requires))
+                buffer.copy_(tensor.detach())
+                made.append(buffer.requires_grad_(requires and not bare))
         return made
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:

@@ -144,7 +144,8 @@ class Group:
             key = BARE if any(one.training is not None for one in self.entries) else 0
             with session([candidate], differentiate=False, settings=self._settings) as running:
                 running.warm_up(self._stream(key))
-                forward = running.forward(candidate, candidate.buffers(), self._pool(key))
+                inputs = candidate.buffers(bare=True)
+                forward = running.forward(candidate, inputs, self._pool(key))
             chain = Chain(lane_of(self._pool(key), candidate.device), 1)
             entries.bare = bare_call(
                 forward, candidate.arguments, chain, 0, alias=self._settings.alias

@@ -242,7 +242,9 @@ def record_backward(
             [leaf.name for leaf, _ in added],
             candidate.subject,
         )
-    return Backward(made, seeds, results, places, accumulation)
+    # The check of its inputs is made for the modes of a backward, which runs outside of autocast.
+    with torch.autocast(candidate.device.type, enabled=False):
+        return Backward(made, seeds, results, places, accumulation)
 
 
 def _returned(

@@ -9,7 +9,7 @@ import torch
 
 from ._private import PRIVATE
 
-__all__ = ["compare", "compile_check", "differences"]
+__all__ = ["compare", "compile_check", "differences", "guard_of"]
 
 Check = Callable[[Sequence[Any]], bool]
 
@@ -20,15 +20,9 @@ def compile_check(static: Sequence[torch.Tensor]) -> Check:
     It may say no to tensors that would do (a Parameter, one that requires grad, any under
     autocast); ``differences`` decides then. It never says yes to tensors that would not.
     """
-    guards = PRIVATE["tensor_guards"].value
-    # Views with the conjugate or negative bit set carry it outside of what the guards compare.
-    if guards is None or not static or any(map(_lazy_bits, static)):
+    check = guard_of(static)
+    if check is None:
         return lambda inputs: not differences(static, inputs)
-    check = guards(
-        *static,
-        dynamic_dims_sizes=[list(tensor.shape) for tensor in static],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in static],
-    ).check
     count = len(static)
 
     def run(inputs: Sequence[Any]) -> bool:
@@ -37,6 +31,23 @@ def compile_check(static: Sequence[torch.Tensor]) -> Check:
     # For those who count the inputs themselves, and to whom a frame matters.
     run.guard = check  # type: ignore[attr-defined]
     return run
+
+
+def guard_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """A check of torch's own for tensors like these, in modes like the present ones, if it has one.
+
+    It is called with the tensors, as many as these, and says no to whatever differs in anything.
+    """
+    guards = PRIVATE["tensor_guards"].value
+    # Views with the conjugate or negative bit set carry it outside of what the guards compare.
+    if guards is None or not tensors or any(map(_lazy_bits, tensors)):
+        return None
+    check: Callable[..., bool] = guards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    return check
 
 
 def differences(

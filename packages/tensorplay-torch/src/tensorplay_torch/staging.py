@@ -15,10 +15,13 @@ from .arrays import overlap
 from .bases import Bases, cuda_driver
 from .cpu_capture import CpuExecutable
 from .cuda_graph import CudaExecutable
-from .signatures import compile_check, differences
+from .signatures import compile_check, differences, guard_of
 from .streams import as_torch_stream
 
 __all__ = ["plan"]
+
+KINDS = 4
+"""How many kinds of inputs a plan learns to accept fast."""
 
 
 def plan(
@@ -47,6 +50,7 @@ class _Plan:
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
         self._fast = compile_check(static)
+        self._learned: list[Callable[..., bool]] = []
 
     def __call__(
         self, inputs: Sequence[Any], *, stream: object | None = None
@@ -60,12 +64,24 @@ class _Plan:
         return self._step_by_step(inputs, stream)
 
     def _check(self, inputs: Sequence[Any]) -> bool:
-        if not self._fast(inputs):
-            found = differences(self._static, inputs)
-            if found:
-                raise SignatureMismatch(
-                    differences=found, subject=repr(self._executable), doing="staging inputs for"
-                )
+        return self._fast(inputs) or self._check_slowly(inputs)
+
+    def _check_slowly(self, inputs: Sequence[Any]) -> bool:
+        """For inputs that the fast check says no to; the next of their kind are accepted faster.
+
+        A kind is inputs under autocast, in inference mode, parameters, and the like.
+        """
+        if len(inputs) == len(self._static):
+            for guard in self._learned:
+                if guard(*inputs):
+                    return True
+        found = differences(self._static, inputs)
+        if found:
+            raise SignatureMismatch(
+                differences=found, subject=repr(self._executable), doing="staging inputs for"
+            )
+        if len(self._learned) < KINDS and (guard := guard_of(inputs)) is not None:
+            self._learned.append(guard)
         return True
 
     @torch.no_grad()
@@ -133,19 +149,18 @@ class _CudaPlan(_Plan):
         return results
 
     def _make(self) -> StagePlan:
-        check: Callable[[Sequence[Any]], bool] = self._check
-        fast = self._fast
+        guard = getattr(self._fast, "guard", None)
         return cuda_driver(self._bases("cuda")).staged(
             self._graph.inner,
             self._buffers,
             self._yields,
-            check=lambda inputs: fast(inputs) or check(inputs),
+            check=self._check if guard is None else self._check_slowly,
             pointer=torch.Tensor.data_ptr,
             allocate=torch.empty_like,
             using=self._on,
             # torch's allocator reuses memory in the order of the stream it was allocated on.
             hold=False,
-            guard=getattr(fast, "guard", None),
+            guard=guard,
         )
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:
