@@ -52,6 +52,7 @@ from .graphs import (
 )
 from .preflight import Report, preflight
 from .scouting import Finding
+from .verify import assert_replay_equals_eager
 
 __version__ = "0.1.0"
 
@@ -77,6 +78,7 @@ __all__ = [
     "preflight",
     "Report",
     "Finding",
+    "assert_replay_equals_eager",
     # pool
     "graph_pool_handle",
     "PoolStatistics",
