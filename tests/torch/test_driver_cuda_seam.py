@@ -20,6 +20,7 @@ from tensorplay_core import runtime as runtimes
 from tensorplay_core.errors import (
     CaptureError,
     CaptureInvalidated,
+    DriverCallFailed,
     GraphStateError,
     OperationRefused,
     UnjoinedWork,
@@ -234,22 +235,41 @@ class Native:
     def template_of(self, capture, graph, owner, device):
         return SimpleNamespace(node_count=1, close=lambda: self.world.note("close template"))
 
-    @hookimpl
-    def tensorplay_executable_adopt(self, template, raw, owner):
-        def native(_, target):
+    once_only = False
+
+    def make_executable(self, template, raw=None, owner=None, current=None):
+        if raw is None:
+            if self.once_only:
+                raise DriverCallFailed(
+                    call="cuGraphInstantiate",
+                    code=801,
+                    code_name="CUDA_ERROR_NOT_SUPPORTED",
+                    meaning="no",
+                    subject="a graph",
+                    remedy="Do without.",
+                )
+            self.world.serial += 1
+            raw = 1000 + self.world.serial
+            self.world.note("instantiate beside")
+
+        def native(executable, target):
             self.world.note("direct launch", target)
             return (0,)
 
         def launch(stream=None):
-            where = owner.current_stream() if stream is None else stream
+            where = current() if stream is None else stream
             made.call(raw, getattr(where, "cuda_stream", where))
+
+        def close(idle=False):
+            self.world.note("end idle" if idle else "drain")
 
         made = SimpleNamespace(
             launch=launch,
             call=native,
             divert=lambda call: setattr(made, "call", call or native),
-            upload=lambda stream=None: None,
-            close=lambda: self.world.note("drain"),
+            upload=lambda stream=None: self.world.note("upload"),
+            raw=lambda: raw,
+            close=close,
         )
         return made
 
@@ -425,6 +445,67 @@ def test_a_closed_graph_frees_torchs_after_the_launches_are_drained(world):
     del replay
 
 
+@pytest.mark.parametrize("use", ["nothing", "upload", "raw_cuda_graph_exec"])
+def test_what_was_never_launched_is_not_waited_for(world, use):
+    g = captured(world)
+    if use != "nothing":
+        getattr(g, use)()
+    place = len(world.log)
+    g.close()
+    assert ("end idle" in world.since(place)) == (use == "nothing")
+    assert ("drain" in world.since(place)) == (use != "nothing")
+
+
+def several(world, count=3, **options):
+    """Executables of one template, below the facade."""
+    g = Graph(device=0, keep_graph=True)
+    with capture(g, **options):
+        pass
+    return g, [world.runtime.graph_instantiate(g._template) for _ in range(count)]
+
+
+def test_a_graph_that_is_known_not_to_draw_has_several_executables(world):
+    g, (first, second, third) = several(world, track_operands=True)
+    place = len(world.log)
+    for one in (second, first, third, second, first):
+        one.launch()
+    direct = ("direct launch", 0)
+    assert world.since(place) == [direct, ("torch replay", 0), direct, direct, direct]
+    assert len({one.raw() for one in (first, second, third)}) == 3
+    first.close()
+    second.launch()
+    for one in (second, third):
+        one.close()
+    g.close()
+    assert not +world.begun
+
+
+def test_a_launch_tells_as_well_that_nothing_is_drawn(world):
+    g, (first,) = several(world, 1, **UNTRACKED)
+    first.launch()
+    second = world.runtime.graph_instantiate(g._template)
+    for one in (first, second):
+        one.launch()
+        one.close()
+    g.close()
+
+
+@pytest.mark.parametrize("why", ["unknown", "draws", "conditionals"])
+def test_torch_has_one_executable_where_it_must_be_torchs(world, why):
+    world.draws = why == "draws"
+    world.native.once_only = why == "conditionals"
+    g, (first,) = several(world, 1, track_operands=why != "unknown")
+    if why == "draws":
+        first.launch()
+    second = world.runtime.graph_instantiate(g._template)
+    with pytest.raises(GraphStateError, match="closed"):
+        first._through_torch(8, 0)
+    second.launch()
+    second.close()
+    g.close()
+    assert not +world.begun
+
+
 def test_a_kept_graph_instantiates_anew_and_retires_what_was(world):
     g = Graph(device=0, keep_graph=True)
     with capture(g, **UNTRACKED):
@@ -467,6 +548,23 @@ def test_an_update_by_other_kernels_unseen_is_not_in_place(world):
         assert "may draw" in first.update(second).reason
     finally:
         type(world.native).kernel = "add"
+
+
+@torch.library.custom_op("seam::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(x)  # Below the operation, where no dispatch mode looks.
+
+
+@pytest.mark.parametrize(
+    ("work", "drew"),
+    [(torch.relu, False), (torch.rand_like, True), (opaque, None)],
+    ids=["none", "drawn", "unknown"],
+)
+def test_only_work_that_was_seen_whole_is_known_not_to_draw(world, work, drew):
+    g, x = Graph(device=0), torch.ones(3)
+    with capture(g):
+        work(x)
+    assert g._template.captured.watch.drew is drew
 
 
 def test_repeated_updates_keep_the_last_and_give_back_the_rest(world):

@@ -32,6 +32,16 @@ class CudaDriver(Protocol):
         """The template of a capture, adopted or not, once its owner ended it."""
         ...
 
+    def make_executable(
+        self,
+        template: Template,
+        raw: int | None = None,
+        owner: object = None,
+        current: Callable[[], int] | None = None,
+    ) -> NativeExecutable:
+        """One of its own, or ``raw`` of an owner; ``current`` tells the current stream."""
+        ...
+
     def is_capturing(self, handle: int) -> bool:
         """True if a stream is capturing, whoever began it."""
         ...
@@ -83,6 +93,10 @@ class Gaps(Protocol):
 
 class NativeExecutable(Executable, Protocol):
     """An executable of core's CUDA driver."""
+
+    def close(self, *, idle: bool = False) -> None:
+        """Ends it; ``idle`` says that it was never launched."""
+        ...
 
     def divert(self, call: Callable[[Any, Any], tuple[Any, ...]] | None) -> None:
         """Lets launches go through ``call(native, target) -> (code,)``; None ends that."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,12 +18,12 @@ from tensorplay_core.protocols import Template, Update
 from tensorplay_core.runtime import Runtime
 
 from ._private import PRIVATE
-from .bases import Bases, NativeExecutable
+from .bases import Bases, NativeExecutable, cuda_driver
 from .cuda_watch import Watch
 from .devices import index_of
 from .generators import Generators
 from .pools import Native, TorchPool, release_bodies
-from .streams import as_torch_stream
+from .streams import as_torch_stream, current_handle
 
 __all__ = ["Captured", "CudaExecutable", "CudaTemplate", "torch_failure"]
 
@@ -150,32 +150,49 @@ class CudaExecutable:
 
     def __init__(self, bases: Bases, template: CudaTemplate) -> None:
         captured = template.captured
-        # torch destroys the executable it had: nobody may launch that any more.
-        if template.executable is not None and (before := template.executable()) is not None:
-            before.close()
-        try:
-            captured.graph.instantiate()
-        except RuntimeError as error:
-            raise torch_failure("cudaGraphInstantiate", repr(captured.graph), error) from error
         self._bases = bases
         self._base = bases("cuda")
         self._template, self._count = template, template.node_count
         self._captured = captured
         self._updated: Captured | None = None
         self.device = captured.pool.device
-        self._raw = captured.graph.raw_cuda_graph_exec()
-        owner = _Owner(captured.graph, self.device)
-        self._current = owner.current_stream
-        self.inner = cast(
-            "NativeExecutable", self._base.executable_adopt(template.inner, self._raw, owner)
-        )
+        self._current = _current_stream(self.device)
         self.turn = threading.RLock()
-        self._draws: bool | None = None
-        self._closed = False
+        self._closed = self._shown = False
+        first = template.executable() if template.executable is not None else None
+        made = self._beside(first) if first is not None and not first._closed else None
+        self._draws: bool | None = None if made is None else False
+        self.inner = self._by_torch(first) if made is None else made
         captured.hold()
-        template.executable = weakref.ref(self)
-        self.inner.divert(self._through_torch)
         self.launch = self._checked(self.inner.launch)
+
+    def _by_torch(self, before: CudaExecutable | None) -> NativeExecutable:
+        """The executable that torch has of a graph: whoever had it can launch no more."""
+        if before is not None:
+            before.close()
+        graph = self._captured.graph
+        try:
+            graph.instantiate()
+        except RuntimeError as error:
+            raise torch_failure("cudaGraphInstantiate", repr(graph), error) from error
+        inner = cuda_driver(self._base).make_executable(
+            self._template.inner, graph.raw_cuda_graph_exec(), graph, self._current
+        )
+        inner.divert(self._through_torch)
+        self._template.executable = weakref.ref(self)
+        return inner
+
+    def _beside(self, first: CudaExecutable) -> NativeExecutable | None:
+        """A further executable beside torch's, if torch need not be there and CUDA allows it."""
+        known = first.draws if first.draws is not None else self._captured.watch.drew
+        if known is not False:
+            return None
+        try:
+            return cuda_driver(self._base).make_executable(
+                self._template.inner, current=self._current
+            )
+        except DriverCallFailed:  # Of a graph with conditional nodes there is one at a time.
+            return None
 
     def __repr__(self) -> str:
         return f"a graph of {self._count} nodes on {self.device}"
@@ -230,11 +247,13 @@ class CudaExecutable:
 
     def upload(self, stream: object = None) -> None:
         """Moves the executable to the device."""
+        self._shown = True
         self.inner.upload(stream)
 
     def raw(self) -> int:
-        """The ``cudaGraphExec_t``, which stays torch's."""
-        return self._raw
+        """The ``cudaGraphExec_t``, which stays this object's."""
+        self._shown = True
+        return int(self.inner.raw())
 
     def update(self, template: CudaTemplate) -> Update:
         """Makes it run the work of ``template``, if torch need not be there when it runs."""
@@ -274,7 +293,7 @@ class CudaExecutable:
                 return
             self._closed = True
         # It waits for all launches: what the graph reads is reused as soon as it is let go.
-        self.inner.close()
+        self.inner.close(idle=self._draws is None and not self._shown)
         for captured in (self._updated, self._captured):
             if captured is not None:
                 captured.release()
@@ -296,14 +315,9 @@ def torch_failure(call: str, subject: str, error: RuntimeError) -> DriverCallFai
     )
 
 
-class _Owner:
-    """Who destroys torch's executable, and what core's CUDA driver asks for torch's stream."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-        self.graph = graph
-        index, fast = index_of(device), PRIVATE["current_raw_stream"].value
-        self.current_stream: Callable[[], int] = (
-            partial(fast, index)
-            if fast is not None
-            else lambda: torch.cuda.current_stream(index).cuda_stream
-        )
+def _current_stream(device: torch.device) -> Callable[[], int]:
+    """What tells torch's current stream, for launches: as little as there is."""
+    fast = PRIVATE["current_raw_stream"].value
+    if fast is not None:
+        return partial(fast, index_of(device))
+    return partial(current_handle, device)

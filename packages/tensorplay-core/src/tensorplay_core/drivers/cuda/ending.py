@@ -29,11 +29,25 @@ def drain(work: Work, native: Any, device: CudaDevice) -> None:
         work.cu.cuStreamSynchronize(service, about=about)
 
 
-def end(work: Work, native: Any, owner: object, kept: object, device: CudaDevice) -> None:
+def end(
+    work: Work, native: Any, owner: object, kept: object, device: CudaDevice, *, idle: bool = False
+) -> None:
+    """Destroys an executable that has no owner, and lets go of what was ``kept`` for it.
+
+    Args:
+        work: The driver.
+        native: The native executable.
+        owner: Who destroys it.
+        kept: What its launches use.
+        device: Where it runs.
+        idle: It was never launched, so there is nothing to wait for.
+    """
+
     def finish() -> None:
         nonlocal owner, kept
         try:
-            drain(work, native, device)
+            if not idle:
+                drain(work, native, device)
         except TensorplayError:
             # A context lost to a failed kernel has nothing left to wait for.
             log.exception("waiting for the last launches of a graph failed")

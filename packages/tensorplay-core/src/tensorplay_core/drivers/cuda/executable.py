@@ -194,8 +194,12 @@ class CudaExecutable:
         self._finish.detach()
         self._finish = self._finaliser()
 
-    def close(self) -> None:
-        """Waits for launches under way, then destroys it. Idempotent."""
+    def close(self, *, idle: bool = False) -> None:
+        """Waits for launches under way, then destroys it. Idempotent.
+
+        Args:
+            idle: It was never launched, so there is nothing to wait for.
+        """
         subject = self.subject
 
         def refuse(*_: object) -> NoReturn:
@@ -211,7 +215,10 @@ class CudaExecutable:
         self.target = refuse
         for dependent in list(self.dependents):
             dependent.close()
-        self._finish()
+        if idle and (finish := self._finish.detach()) is not None:
+            end(*finish[2], idle=True)
+        else:
+            self._finish()
         self._retired = []
         self._order = self._owner = None
 
