@@ -283,13 +283,13 @@ def _begin_torch(
 
 
 def _settle(device: torch.device) -> None:
-    """Waits for the device, and frees what the allocator cannot free while a stream captures.
+    """Waits for the device, which is the current one, and frees what no capture could have freed.
 
     Freeing takes longer than the rest of ``begin``, and so does allocating again afterwards: it is
     done where memory may be wanted, on a device less than half of which is free.
     """
     try:
-        torch.cuda.synchronize(device)
+        (PRIVATE["synchronize"].value or torch.cuda.synchronize)()
         free, total = torch.cuda.mem_get_info(device)
         if 2 * free > total:
             return
@@ -301,7 +301,7 @@ def _settle(device: torch.device) -> None:
 
 
 def _handle(pool: TorchPool) -> Any:
-    """The pool's id, under the type that torch gives those that it hands out."""
+    """The id to capture under, as the type that torch gives those that it hands out."""
     return pool.begin()
 
 

@@ -23,7 +23,8 @@ def resolve_device(device: object) -> torch.device:
         ArgumentTypeError: It is no device.
     """
     if device is None:
-        return _current() if torch.cuda.is_available() else CPU
+        # Whether it is initialised is a look at a variable; whether it could be, a few calls.
+        return _current() if torch.cuda.is_initialized() or torch.cuda.is_available() else CPU
     if isinstance(device, bool) or not isinstance(device, int | str | torch.device):
         raise ArgumentTypeError(
             doing="choosing",
