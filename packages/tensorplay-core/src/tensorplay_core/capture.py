@@ -61,11 +61,14 @@ class graph:
         allow_empty: bool = False,
     ) -> None:
         if not isinstance(cuda_graph, CUDAGraph):
+            kind = type(cuda_graph)
             raise ArgumentTypeError(
                 doing="capturing into",
-                subject=repr(cuda_graph),
-                met=f"it is a {type(cuda_graph).__name__}",
-                remedy="Pass a CUDAGraph: with graph(CUDAGraph()) as g: ...",
+                subject=f"{cuda_graph!r:.80}",
+                met=f"it is a {kind.__module__}.{kind.__qualname__}, and none of this library's",
+                remedy="Make it with the CUDAGraph that is imported beside graph: "
+                "with graph(CUDAGraph()) as g: ... A graph that another library captured stays "
+                "its owner's to replay; pool= takes it, to share its memory.",
             )
         self._graph = cuda_graph
         self._device = device
