@@ -16,6 +16,7 @@ from tensorplay_core.errors import CaptureError, TensorplayError
 from tensorplay_core.pool import SharedPool, acquire
 from tensorplay_core.runtime import select
 from tensorplay_torch import CUDAGraph, graph
+from tensorplay_torch.cuda_capture import attempt
 from tensorplay_torch.eligibility import DDP_WARMUP, is_ddp
 from tensorplay_torch.numbered import NumberedNode, numbered
 
@@ -113,11 +114,10 @@ class Session:
             The last loss; None if no step was taken.
         """
         recipe = self._recipe
-        if is_ddp(recipe.module):
+        if any(map(is_ddp, recipe.module.modules())):
             steps = max(steps, DDP_WARMUP)
         steps = max(steps, 0 if _has_state(recipe) else 1)
         example = [tensor.clone() for tensor in batch.tensors]
-        _synchronize(recipe.device)  # The side stream does not wait for the current one.
         loss: torch.Tensor | None = None
         try:
             for stream in self._streams(bodies):
@@ -127,11 +127,16 @@ class Session:
                             static.copy_(value)
                         loss = recipe.run(batch.static_inputs, batch.static_targets).loss
                 _synchronize(recipe.device)
-        finally:
-            torch.clear_autocast_cache()
-            _synchronize(recipe.device)
-            self._before.restore_memory()
+        except BaseException as error:
+            attempt("undoing the warm-up", self._undo_memory, error)
+            raise
+        self._undo_memory()
         return loss
+
+    def _undo_memory(self) -> None:
+        torch.clear_autocast_cache()
+        _synchronize(self._recipe.device)
+        self._before.restore_memory()
 
     def _streams(self, bodies: int) -> list[object]:
         runtime, device = select(DRIVER), self._recipe.device

@@ -27,6 +27,8 @@ class Episodes:
         self._graph = CUDAGraph(device=device)
         with graph(self._graph, capture_error_mode="thread_local"):
             mark.zero_()
+        # By its first launch torch finds out that it need not be there for the others.
+        self._graph.replay()
         self._plan = self._graph.stage(self._live)
 
     @torch.no_grad()

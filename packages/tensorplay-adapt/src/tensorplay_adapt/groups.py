@@ -35,15 +35,15 @@ class Groups:
         self._note()
 
     def _note(self) -> None:
-        groups = self._optimizer.param_groups
-        self._sizes = list(map(len, groups))
-        self._seen = list(chain.from_iterable(map(dict.values, groups)))
+        # Views show what the groups hold at the time.
+        self._views = [group.values() for group in self._optimizer.param_groups]
+        self._sizes = list(map(len, self._views))
+        self._seen = list(chain.from_iterable(self._views))
 
     def unchanged(self) -> bool:
-        """True if every entry is the very object that it was."""
-        groups = self._optimizer.param_groups
-        return list(map(len, groups)) == self._sizes and all(
-            map(is_, chain.from_iterable(map(dict.values, groups)), self._seen)
+        """True if every entry of the groups is the very object that it was."""
+        return list(map(len, self._views)) == self._sizes and all(
+            map(is_, chain.from_iterable(self._views), self._seen)
         )
 
     def follow(self) -> bool:

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import SignatureMismatch
 from tensorplay_torch.attributes import Attributes
 from tensorplay_torch.dispatch import CaptureDispatch
+from tensorplay_torch.eligibility import is_ddp
 from tensorplay_torch.operations import describe
 from tensorplay_torch.preservation import Preservation
 from tensorplay_torch.reached import Reached
@@ -86,6 +87,8 @@ class Before:
             f"{owner}.{path}" if owner and path else owner or path: module
             for owner, outermost in reached_by(recipe).items()
             for path, module in outermost.named_modules()
+            # What it keeps in Python of its buckets goes with what it keeps in C++.
+            if not is_ddp(module)
         }
         self._attributes = Attributes(self.modules)
         self._grads = [(one, one.grad) for one in recipe.parameters()]
