@@ -76,6 +76,21 @@ def test_the_links_between_pages_lead_somewhere() -> None:
     assert not dead
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    suite = ROOT / "packages/tensorplay-core/src/tensorplay_core/testing/suite"
+    missing, known = [], 0
+    for page in (ROOT / "docs").rglob("*.md"):
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
+        for file, test in named:
+            folder, _, name = file.partition("/")
+            path = suite / name if folder == "suite" else ROOT / "tests" / file
+            known += 1
+            if not path.exists() or f"def {test}(" not in path.read_text(encoding="utf-8"):
+                missing.append(f"{page.name}: {file}::{test}")
+    assert not missing
+    assert known > 50
+
+
 def test_the_readme_is_short_and_names_the_two_commands() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120

@@ -149,7 +149,8 @@ class CpuExecutable:
             self.launch = self._checked(self.launch)
 
     def __repr__(self) -> str:
-        return f"a graph of {self._count} nodes on the CPU"
+        nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
+        return f"a graph of {nodes} on the CPU"
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         def launch_alive(stream: object = None) -> None:

@@ -195,7 +195,8 @@ class CudaExecutable:
             return None
 
     def __repr__(self) -> str:
-        return f"a graph of {self._count} nodes on {self.device}"
+        nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
+        return f"a graph of {nodes} on {self.device}"
 
     @property
     def draws(self) -> bool | None:
