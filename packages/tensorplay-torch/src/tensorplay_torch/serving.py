@@ -19,9 +19,6 @@ from .untraced import untraced
 
 __all__ = ["CallCounts", "Graphed"]
 
-LOOKS = 4
-"""How many of the things that a graph depends on each call with gradients looks at."""
-
 
 class CallCounts(NamedTuple):
     """What became of the calls of a graphed callable."""
@@ -88,7 +85,7 @@ class Graphed:
         entries = self._entries
         differentiate = torch.is_grad_enabled()
         watch = entries.watch
-        if watch is not None and watch.look(LOOKS if differentiate else 1):
+        if watch is not None and (watch.look() if differentiate else watch.glance()):
             self._changed(args, kwargs)
         if difference := self._autocast.difference():
             raise self.candidate.arguments.mismatch(args, kwargs, also=[difference])

@@ -1,16 +1,18 @@
 """Notices that what a graph depends on beside its inputs is not what it was at the capture.
 
 A graph reads parameters and buffers where they were, and numbers as they were. Looking at all of
-them would cost more than the launch, so each call looks at some in turn: at one parameter without
-gradients, at four with. Whatever changes all parameters at once (``.to()``, ``requires_grad_()``,
-``load_state_dict(assign=True)``, ``torch.func.functional_call``) is noticed by the next call, and a
-single one after as many calls as a round takes. Every fourth look is followed by one at a buffer,
-at a submodule (its mode, its hooks, its parts, and the plain attributes that its ``forward``
-mentions), or at a value that the code of a function finds by name.
+them would cost more than the launch, so each call looks at some in turn, for less than 3 % of its
+time: at one parameter without gradients, at four with. Whatever changes all parameters at once
+(``.to()``, ``requires_grad_()``, ``load_state_dict(assign=True)``, ``functional_call``) is noticed
+by the next call, and a single one after as many calls as a round takes. Every call with gradients,
+and every sixteenth without, looks at one other thing: at a buffer, at a submodule (its mode, its
+hooks, its parts, and the plain attributes that its ``forward`` mentions), or at a value that the
+code of a function finds by name.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch"]
 
-SELDOM = 4
-"""Something else is looked at after so many looks at parameters."""
+LOOKS = 4
+"""How many parameters a call with gradients looks at."""
+SELDOM = 16
+"""Every so many calls without gradients look at something else as well."""
 
 
 class _TensorEntry:
@@ -145,14 +149,16 @@ class Watch:
             ),
             *map(_BindingEntry, reached.bindings),
         ]
-        self._next = self._next_seldom = 0
+        self._looks = min(LOOKS, len(self._often))
+        self._next = itertools.cycle(self._often).__next__
+        self._other = itertools.cycle(self._seldom).__next__ if self._seldom else None
+        self._calls = itertools.cycle(range(SELDOM if self._often else LOOKS)).__next__
+        self._any = bool(self._often)
 
-    def look(self, times: int) -> bool:
-        """Looks at the next few; True if one of them changed."""
-        entries, place = self._often, self._next
-        count = len(entries)
-        for _ in range(times if times < count else count):
-            entry = entries[place]
+    def glance(self) -> bool:
+        """A look by a call without gradients; True if something changed."""
+        if self._any:
+            entry = self._next()
             value = entry.value
             if (
                 entry.container.get(entry.key) is not value
@@ -160,22 +166,23 @@ class Watch:
                 or value.requires_grad is not entry.requires
             ):
                 return True
-            place += 1
-            if not place % SELDOM and self._look_seldom():
-                return True
-            if place == count:
-                place = 0
-        self._next = place
-        return count < SELDOM and self._look_seldom()
+        return not self._calls() and self._other_changed()
 
-    def _look_seldom(self) -> bool:
-        if not self._seldom:
-            return False
-        place = self._next_seldom
-        if any(True for _ in self._seldom[place].changes()):
-            return True
-        self._next_seldom = (place + 1) % len(self._seldom)
-        return False
+    def look(self) -> bool:
+        """A look by a call with gradients; True if something changed."""
+        for _ in range(self._looks):
+            entry = self._next()
+            value = entry.value
+            if (
+                entry.container.get(entry.key) is not value
+                or value.data_ptr() != entry.pointer
+                or value.requires_grad is not entry.requires
+            ):
+                return True
+        return self._other_changed()
+
+    def _other_changed(self) -> bool:
+        return self._other is not None and any(True for _ in self._other().changes())
 
     def error(self) -> StaleGraph:
         """The error that names everything that changed."""
