@@ -45,6 +45,16 @@ class _TensorEntry:
         self.pointer, self.requires = value.data_ptr(), value.requires_grad
         self.seen = f"{value.dtype} on {value.device}"
 
+    @property
+    def changed(self) -> bool:
+        """True if it is not as it was."""
+        value = self.value
+        return (
+            self.container.get(self.key) is not value
+            or value.data_ptr() != self.pointer
+            or value.requires_grad is not self.requires
+        )
+
     def changes(self) -> Iterator[str]:
         """What is not as it was."""
         now = self.container.get(self.key)
@@ -63,6 +73,11 @@ class _BindingEntry:
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
+
+    @property
+    def changed(self) -> bool:
+        """True if it is not as it was."""
+        return self._binding.read() is not self._binding.value and any(self.changes())
 
     def changes(self) -> Iterator[str]:
         """What is not as it was."""
@@ -86,7 +101,7 @@ class _ModuleEntry:
         self._prefix = f"{path}." if path else ""
         self._path = path
         self._module = weakref.ref(module)
-        self._hooks = hooks
+        self._hooks = [getattr(module, attribute) for attribute in HOOKS] if hooks else []
         self._parts = list(module._modules.values())
         names = _names_read(type(module))
         self._constants = {
@@ -96,6 +111,18 @@ class _ModuleEntry:
         }
         if mode:
             self._constants["training"] = module.training
+
+    @property
+    def changed(self) -> bool:
+        """True if anything is not as it was."""
+        module = self._module()
+        if module is None or any(self._hooks):
+            return True
+        attributes = vars(module)
+        for name, value in self._constants.items():
+            if attributes.get(name) is not value:
+                return any(True for _ in self.changes())
+        return list(attributes["_modules"].values()) != self._parts
 
     def changes(self) -> Iterator[str]:
         """What is not as it was."""
@@ -110,7 +137,7 @@ class _ModuleEntry:
                 yield f"{self._prefix}{name} is {_said(now)}, was {_said(value)}"
         if list(module._modules.values()) != self._parts:
             yield f"the parts of module {self._path!r} are others"
-        if self._hooks and any(getattr(module, attribute) for attribute in HOOKS):
+        if any(self._hooks):
             yield f"module {self._path!r} has hooks, which no replay runs"
 
 
@@ -182,7 +209,7 @@ class Watch:
         return self._other_changed()
 
     def _other_changed(self) -> bool:
-        return self._other is not None and any(True for _ in self._other().changes())
+        return self._other is not None and self._other().changed
 
     def error(self) -> StaleGraph:
         """The error that names everything that changed."""
