@@ -71,6 +71,42 @@ def callable_throughput() -> list[Record]:
     ]
 
 
+def callable_watch() -> list[Record]:
+    """What it costs to notice that a parameter moved, of the calls that look for it."""
+    import torch
+
+    import tensorplay_torch
+
+    records = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.randn(BATCH, WIDTH, device="cuda", requires_grad=True)
+        g = torch.randn(BATCH, WIDTH, device="cuda")
+        for name, options, look, line in (
+            ("nograd", {"outputs": "alias"}, "glance", "with no_grad(): m(x)"),
+            ("fwd_bwd", {"param_grads": "in_graph"}, "look", "m(x).backward(g)"),
+        ):
+            model = tensorplay_torch.make_graphed_callables(_model(), (x,), **options)
+            names = {"m": model, "x": x, "g": g, "no_grad": torch.no_grad}
+            exec(line, dict(names))
+            looking = getattr(model.forward.watch, look)
+            measured = microseconds(
+                {"ours": statement("look()", look=looking), "call": statement(line, **names)},
+                synchronize=torch.cuda.synchronize,
+                calls=20,
+                batches=10,
+            )
+            records.append(
+                record(
+                    f"callable_watch_{name}",
+                    measured,
+                    unit="µs",
+                    goals=[at_most(0.03, "call")],
+                    note=f"host time, medians; {line}, {WORK}, {options}: the cheapest such call",
+                )
+            )
+    return records
+
+
 def callable_parameters() -> list[Record]:
     """Forward and backward with 16 to 2000 parameters."""
     records = []
@@ -262,6 +298,7 @@ BENCHMARKS = (
     callable_fwd_bwd,
     callable_fwd_nograd,
     callable_throughput,
+    callable_watch,
     callable_parameters,
     callable_inputs,
 )

@@ -16,6 +16,7 @@ from .candidate import Candidate, forward_of
 from .group import Group
 from .nesting import inside
 from .untraced import untraced
+from .watch import Watch
 
 __all__ = ["CallCounts", "Graphed"]
 
@@ -58,6 +59,11 @@ class Graphed:
     def counts(self) -> CallCounts:
         """What became of the calls so far."""
         return CallCounts(self._replayed, self._eager, self._entries.captured)
+
+    @property
+    def watch(self) -> Watch | None:
+        """What looks for changes of what the graphs depend on; None while there are none."""
+        return self._entries.watch
 
     def __repr__(self) -> str:
         state = "released" if self._entries.released else f"graphed on {self._device}"
