@@ -97,6 +97,10 @@ PRIVATE: dict[str, Private] = {
     "host_empty_cache": _find(
         "_host_emptyCache", "cached pinned memory is not freed before a capture"
     ),
+    "clear_workspaces": _find(
+        "_cuda_clearCublasWorkspaces",
+        "graphs use work space of cuBLAS that torch may free while they can run",
+    ),
     "tensor_guards": _guards(),
     "skip_code": _skip_code(),
     "disable_torch_function": _find(

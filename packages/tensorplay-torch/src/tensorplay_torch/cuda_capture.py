@@ -162,7 +162,10 @@ class CudaCapture(OpenCapture):
     def _end_torch(self) -> None:
         # Whatever the user made current meanwhile, torch ends a capture on its own stream only.
         with self._entered.here():
-            end_quietly(self._graph)
+            try:
+                end_quietly(self._graph)
+            finally:
+                _forget_workspaces()
 
     def _discard(self, error: BaseException | None, *, broken: bool) -> None:
         inner, poisoned = self.adopted, False
@@ -249,6 +252,7 @@ def _begin_torch(
     generators = Generators(device, registered)
     generators.register_with(graph)
     watch = Watch(device, options, generators)
+    _forget_workspaces()
     try:
         graph.capture_begin(_handle(pool), mode)
     except RuntimeError as error:
@@ -280,6 +284,17 @@ def _begin_torch(
         )
         raise
     return capture
+
+
+def _forget_workspaces() -> None:
+    """Lets libraries take their work space anew: in a capture from its pool, after it from outside.
+
+    torch keeps cuBLAS's by stream, and frees it when any graph of that stream is reset, or when
+    torch.compile asks for it. Work space of eager code would then be reused under a graph that was
+    captured over it, and eager code on the stream would scribble over that of the graph.
+    """
+    if (clear := PRIVATE["clear_workspaces"].value) is not None:
+        clear()
 
 
 def _settle(device: torch.device) -> None:
