@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -76,13 +77,6 @@ class HostReads(TorchFunctionMode):
                 return beneath(*args, **keywords)
         return func(*args, **keywords)
 
-    # torch.compile would trace into this method, and compile each operation by itself.
-    __torch_function__ = torch.compiler.disable(
-        __torch_function__,
-        reason="a capture on the CPU cannot record compiled functions, nor torch.cond, which "
-        "compiles: capture the original function, and use tensorplay_torch.cond",
-    )
-
     def admit(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
@@ -105,6 +99,7 @@ class HostReads(TorchFunctionMode):
 
     def start(self) -> None:
         """Begins to see this thread's calls."""
+        _hide_from_compile()
         self._depth = FUNCTION.enter(self)
 
     def stop(self) -> None:
@@ -114,6 +109,20 @@ class HostReads(TorchFunctionMode):
             CaptureError: Other modes were not nested with this one.
         """
         FUNCTION.leave(self, self._depth)
+
+
+@functools.cache
+def _hide_from_compile() -> None:
+    """Once, at the first capture: it imports the compiler, which importing this package must not.
+
+    torch.compile would trace into the method, and compile each operation by itself.
+    """
+    seen = torch.compiler.disable(
+        HostReads.__torch_function__,
+        reason="a capture on the CPU cannot record compiled functions, nor torch.cond, which "
+        "compiles: capture the original function, and use tensorplay_torch.cond",
+    )
+    HostReads.__torch_function__ = seen  # type: ignore[method-assign]
 
 
 def _leaves_fast_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -80,8 +80,8 @@ class _Plan:
             raise SignatureMismatch(
                 differences=found, subject=repr(self._executable), doing="staging inputs for"
             )
-        if len(self._learned) < KINDS and (guard := guard_of(inputs)) is not None:
-            self._learned.append(guard)
+        if len(self._learned) < KINDS and (learned := guard_of(inputs)) is not None:
+            self._learned.append(learned)
         return True
 
     @torch.no_grad()

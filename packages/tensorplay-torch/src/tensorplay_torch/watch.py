@@ -163,7 +163,7 @@ class Watch:
         loose = [_TensorEntry({0: tensor}, 0, tensor, name) for name, tensor in others]
         self._often = [*_tensors(reached, "_parameters", "parameter"), *loose]
         outermost = {id(module) for module in reached.roots.values()}
-        self._seldom = [
+        self._seldom: list[Any] = [
             *_tensors(reached, "_buffers", "buffer"),
             *(
                 _ModuleEntry(

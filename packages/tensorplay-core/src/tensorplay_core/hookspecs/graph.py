@@ -58,9 +58,7 @@ def tensorplay_graph_end(capture: Capture) -> Template:
 
 
 @hookspec(firstresult=True)
-def tensorplay_graph_abort(
-    capture: Capture, error: BaseException | None
-) -> BaseException | None:
+def tensorplay_graph_abort(capture: Capture, error: BaseException | None) -> BaseException | None:
     """Ends and discards a capture that failed, bodies first, and restores the current stream.
 
     Never raises; what it meets on the way it adds to ``error`` as notes. Observers do not see it.
