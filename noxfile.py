@@ -68,9 +68,12 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU; pytest's own arguments after `--`."""
+    """Run the tests that need no GPU, on all cores; pytest's own arguments after `--`."""
     install(session, *packages(), *group("test"))
-    session.run("python", "-m", "pytest", "-m", "not gpu", *session.posargs)
+    # A file stays with one worker, and each worker computes in one thread.
+    spread = () if session.posargs else ("--numprocesses=auto", "--dist=loadfile")
+    alone = {"OMP_NUM_THREADS": "1"} if spread else {}
+    session.run("python", "-m", "pytest", "-m", "not gpu", *spread, *session.posargs, env=alone)
     if not session.posargs and not (ROOT / "tests" / "conformance").is_dir():
         drivers = ("--tensorplay-driver=host", "--tensorplay-driver=torch")
         session.run("python", "-m", "pytest", *SUITE, *drivers)
