@@ -42,6 +42,7 @@ from tensorplay_core import (
 )
 
 from .callables import make_graphed_callables, release
+from .findings import Finding
 from .graphed import graphed
 from .graphs import (
     CUDAGraph,
@@ -51,7 +52,6 @@ from .graphs import (
     while_loop,
 )
 from .preflight import Report, preflight
-from .scouting import Finding
 from .verify import assert_replay_equals_eager
 
 __version__ = "0.1.0"

@@ -14,13 +14,13 @@ from .attributes import Attributes
 from .callables import refuse_graphed
 from .devices import resolve_device
 from .dispatch import CaptureDispatch
+from .findings import Finding, Findings, host_draw, named
 from .graphed import GraphedFunction
 from .host_draws import HostDraws
 from .nesting import inside
 from .preservation import Preservation
 from .reached import Reached
 from .refusals import Reason
-from .scouting import Finding, Findings, FunctionScout, OperationScout, host_draw, named
 from .state import Bindings
 from .structure import structure_of
 
@@ -120,6 +120,9 @@ def _run(
     reached: Reached,
     device: torch.device,
 ) -> tuple[Finding, ...]:
+    # It prepares for torch.compile, which takes a second to import.
+    from .scouting import FunctionScout, OperationScout
+
     findings = Findings()
     names = named([*_arguments(args, kwargs), *reached.parameters(), *reached.buffers()])
     if device.type == "cuda":
@@ -145,7 +148,7 @@ def _run(
             functions.stop()
         for error in bindings.refusals():
             findings.refusal(error, kind="optimizer state")
-        _note_writes(findings, scout, names)
+        _note_writes(findings, scout.written, names)
         _note_attributes(findings, attributes)
     finally:
         bindings.stop()
@@ -173,9 +176,13 @@ def _host(what: str, called: str, place: str, device: torch.device) -> Finding:
     )
 
 
-def _note_writes(findings: Findings, scout: OperationScout, names: Mapping[int, str]) -> None:
+def _note_writes(
+    findings: Findings,
+    written_to: Mapping[int, tuple[torch.Tensor, str, str]],
+    names: Mapping[int, str],
+) -> None:
     lines: dict[str, list[tuple[str, str]]] = {}
-    for key, (tensor, operation, place) in scout.written.items():
+    for key, (tensor, operation, place) in written_to.items():
         what = names.get(key, f"a tensor of shape {tuple(tensor.shape)} that it reaches")
         lines.setdefault(place, []).append((operation, what))
     for place, written in lines.items():

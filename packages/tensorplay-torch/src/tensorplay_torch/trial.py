@@ -12,9 +12,9 @@ from tensorplay_core.errors import ArgumentError, SignatureMismatch
 
 from .comparison import difference, drawn_like
 from .devices import resolve_device
+from .findings import named
 from .fixed import same
 from .reached import Reached
-from .scouting import named
 from .storages import key_of
 from .structure import structure_of
 

@@ -14,12 +14,12 @@ from tensorplay_core.errors import ArgumentError, GraphStateError
 from .attributes import Attributes
 from .callables import refuse_graphed
 from .dispatch import CaptureDispatch
+from .findings import named
 from .graphed import GraphedFunction
 from .graphs import CUDAGraph
 from .nesting import inside
 from .operations import tensors_in
 from .preservation import Preservation
-from .scouting import named
 from .state import Bindings
 from .trial import Outcome, Trial, differences
 from .versions import Versions
