@@ -295,7 +295,7 @@ def test_differences_are_told(eager, replay, said):
         torch.rand(50, dtype=torch.bfloat16),
         torch.tensor([float("nan")] * 50),
     ],
-    ids=str,
+    ids=["floats", "doubles", "twos", "zeros", "integers", "flags", "complex", "halves", "nan"],
 )
 def test_inputs_are_drawn_in_the_range_of_those_given(tensor):
     first, second = (drawn_like(tensor, torch.Generator().manual_seed(n)) for n in (1, 2))
