@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn, optim
@@ -211,3 +213,62 @@ def test_a_transform_that_returns_what_a_replay_cannot_compute_is_refused():
 def test_microbatches_that_do_not_split_evenly_are_refused(twins):
     with pytest.raises(ArgumentError, match=r"first dimension is 12, no multiple of 5"):
         twins(sgd, microbatches=5)
+
+
+class Noisy(nn.Module):
+    """Adds noise from a generator of its own."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.own = torch.Generator(device).manual_seed(3)
+
+    def forward(self, x):
+        noise = torch.empty_like(x).normal_(generator=self.own)
+        return self.linear(x + noise)
+
+
+def test_a_generator_of_ones_own_advances_as_eagers(device):
+    torch.manual_seed(0)
+    ours, eager = (Noisy(device).to(device) for _ in range(2))
+    eager.load_state_dict(ours.state_dict())
+    optimizers = [sgd(one.parameters()) for one in (ours, eager)]
+    x, y = torch.randn(6, 8, device=device), torch.arange(6, device=device) % 4
+    loss = nn.functional.cross_entropy
+    step = CudaGraphAdaptationStep.capture(ours, optimizers[0], x, y, loss, device=device)
+    assert torch.equal(ours.own.get_state(), eager.own.get_state())
+    for _ in range(10):
+        optimizers[1].zero_grad()
+        expected = loss(eager(x), y)
+        expected.backward()
+        optimizers[1].step()
+        assert torch.equal(step(x, y), expected)
+        assert torch.equal(ours.own.get_state(), eager.own.get_state())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_grad_mode_does_not_matter(twins, device, mode):
+    pair = twins(sgd, device=device)
+    x, y = pair.batch()
+    with mode():
+        again = pair.ours.capture(x, y)
+        loss = again(x, y)
+    assert torch.equal(loss, pair.eager.step(x, y))
+    pair.compare()
+
+
+def test_threads_take_whole_steps(twins, device):
+    pair = twins(sgd, device=device)
+    x, y = pair.batch()
+    workers = [
+        threading.Thread(target=lambda: [pair.step(x, y) for _ in range(10)]) for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for _ in range(40):
+        pair.eager.step(x, y)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    pair.compare()

@@ -112,6 +112,7 @@ def spoil(number, x):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("case", CUDA)
 def test_features_on_cuda(twins, make_net, case, feature):

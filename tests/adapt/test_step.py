@@ -16,6 +16,7 @@ from tensorplay_adapt import CudaGraphAdaptationStep
 from tensorplay_core.errors import (
     ArgumentError,
     ArgumentTypeError,
+    CaptureError,
     GraphStateError,
     SignatureMismatch,
 )
@@ -323,6 +324,28 @@ def test_lazy_parameters_are_refused():
         CudaGraphAdaptationStep.capture(
             model, optimizer, torch.randn(3, 4), torch.randn(3, 2), mse, device="cpu"
         )
+
+
+def test_parameters_that_dispatch_by_themselves_are_refused():
+    class Sharded(nn.Parameter):
+        """As FSDP's are."""
+
+    model = nn.Linear(4, 2)
+    model.weight = Sharded(model.weight.detach())
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CaptureError, match=r"weight is a .*Sharded, a tensor that dispatches"):
+        CudaGraphAdaptationStep.capture(
+            model, optimizer, torch.randn(3, 4), torch.randn(3, 2), mse, device="cpu"
+        )
+
+
+@pytest.mark.gpu
+def test_a_module_on_the_cpu_where_there_is_a_gpu_is_refused_unless_meant():
+    model, optimizer = linear("cpu")
+    x, y = torch.randn(3, 4), torch.randn(3, 2)
+    with pytest.raises(ArgumentError, match="there is a GPU here"):
+        CudaGraphAdaptationStep.capture(model, optimizer, x, y, mse)
+    CudaGraphAdaptationStep.capture(model, optimizer, x, y, mse, device="cpu")(x, y)
 
 
 def test_a_closed_step_says_so(device):

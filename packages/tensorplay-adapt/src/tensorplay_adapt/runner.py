@@ -93,6 +93,10 @@ class Runner:
 
         Raises: as ``capture_step``.
         """
+        with torch.inference_mode(False):
+            self._capture(inputs, targets)
+
+    def _capture(self, inputs: Any, targets: Any) -> None:
         recipe = self.recipe
         batch = Batch(inputs, targets).owned(recipe.device)
         captured = capture_step(recipe, batch, warmup_steps=self._warmup_steps, pool=self._pool)
@@ -133,6 +137,9 @@ class Runner:
         self._dependencies = Dependencies(recipe)
         self._groups = Groups(recipe.optimizer, hyperparameters)
         self._written = [one.detach() for one in self._dependencies.written]
+        # What each call calls, within reach.
+        self._unchanged, self._followed = self._dependencies.unchanged, self._groups.unchanged
+        self._take, self._run, self._bare = batch.take, self._launches.run, self._launches.bare
         self._drop_others()
 
     def _drop_others(self) -> None:
@@ -148,22 +155,22 @@ class Runner:
             SignatureMismatch: The batch is not like the one captured; nothing was changed.
             StaleGraph: What the step depends on is not what it was; nothing was changed.
         """
-        if not (self._dependencies.unchanged() and self._groups.unchanged()):
+        if not (self._unchanged() and self._followed()):
             self._catch_up(inputs, targets)
-        lane, launches = self.lane, self._launches
+        lane = self.lane
         try:
-            leaves = self.batch.take(inputs, targets)
+            leaves = self._take(inputs, targets)
             with lane.lock:
                 lane.follow()
-                results = launches.run(leaves)
+                results = self._run(leaves)
         except SignatureMismatch as error:
             return self._unlike(error, inputs, targets)
         if self._counts:
             torch.autograd.graph.increment_version(self._written)
         if self.fresh:
             self._first_taken()
-        if not launches.bare:
-            self.metrics, self.transformed = launches.built(results)
+        if not self._bare:
+            self.metrics, self.transformed = self._launches.built(results)
         loss: torch.Tensor = results[0]
         return loss
 
@@ -213,7 +220,7 @@ class Runner:
         Raises:
             StaleGraph: What the step depends on is not what it was.
         """
-        if self._dependencies.unchanged() and self._groups.unchanged():
+        if self._unchanged() and self._followed():
             return
         if any(True for _ in self._dependencies.differences()) or not self._groups.follow():
             raise self._stale()
@@ -221,7 +228,7 @@ class Runner:
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""
         with self.lock:
-            if not (self._dependencies.unchanged() and self._groups.unchanged()):
+            if not (self._unchanged() and self._followed()):
                 self._catch_up(inputs, targets)
             if self.fresh and self._groups.overridden:
                 self._refuse(
@@ -229,7 +236,8 @@ class Runner:
                     "Take it by a plain call: step(inputs, targets).",
                 )
             if self._loop is None:
-                self._loop = UntilLoop(self.recipe, self.batch, self._warmup_steps, self._pool)
+                with torch.inference_mode(False):
+                    self._loop = UntilLoop(self.recipe, self.batch, self._warmup_steps, self._pool)
                 self._groups.graphs.append(self._loop.hyperparameters)
             try:
                 leaves = self.batch.take(inputs, targets)
@@ -246,13 +254,13 @@ class Runner:
 
     def snapshot(self) -> Snapshot:
         """See ``CudaGraphAdaptationStep.snapshot``."""
-        with self.lock, self.lane.lock:
+        with self.lock, self.lane.lock, torch.inference_mode(False):
             self.lane.follow()
             return Snapshot(self._dependencies.state(), fresh=self.fresh)
 
     def reset_to(self, snapshot: Snapshot) -> None:
         """See ``CudaGraphAdaptationStep.reset_to``."""
-        with self.lock:
+        with self.lock, torch.inference_mode(False):
             self.ready()
             if self._episodes is None:
                 self._episodes = Episodes(self._dependencies.state(), self.recipe.device)
