@@ -59,6 +59,8 @@ class ModeStack:
             _hand_over(mode, above[-1])
         mode.__exit__(None, None, None)
         self._push_back(above)
+        if not self.modes():
+            _nothing_on()
         if above:
             raise self._crossed(above[-1], "was entered inside the capture and is still on")
 
@@ -82,6 +84,19 @@ def _hand_over(mode: Any, above: Any) -> None:
         theirs = getattr(above, name, None)
         if isinstance(saved, deque) and isinstance(theirs, deque) and saved and theirs:
             theirs[-1] = saved[-1]
+
+
+def _nothing_on() -> None:
+    """Puts right what torch says of a thread whose last mode is off.
+
+    It notes in variables of the process whether a mode is on, and each mode puts back what it found
+    there: of two threads that enter and leave by turns, one puts back what the other had set.
+    """
+    if dispatch._get_current_dispatch_mode_stack():
+        return
+    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode"):
+        if hasattr(dispatch, name):
+            setattr(dispatch, name, False)
 
 
 DISPATCH = ModeStack(
