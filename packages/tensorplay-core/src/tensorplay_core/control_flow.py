@@ -190,6 +190,12 @@ def _same_structure(first: Any, second: Any, first_name: str, second_name: str) 
                 differences.append(
                     f"{second_name}[{place}].shape: {first_name} gives {here}, got {there}"
                 )
+            # Eager code would go on in the other type, and a capture cast to the first.
+            was, got = (str(getattr(array, "dtype", "")) for array in (one, two))
+            if was != got and here is not None and there is not None:
+                differences.append(
+                    f"{second_name}[{place}].dtype: {first_name} gives {was}, got {got}"
+                )
     if differences:
         raise SignatureMismatch(
             doing="comparing",

@@ -21,6 +21,9 @@ __all__ = ["HostReads"]
 REFUSED: Mapping[Any, tuple[str, Reason]] = {
     Tensor.item: ("Tensor.item", Reason.HOST_READ),
     Tensor.tolist: ("Tensor.tolist", Reason.HOST_READ),
+    Tensor.apply_: ("Tensor.apply_", Reason.HOST_READ),
+    Tensor.map_: ("Tensor.map_", Reason.HOST_READ),
+    Tensor.map2_: ("Tensor.map2_", Reason.HOST_READ),
     Tensor.__bool__: ("bool(tensor)", Reason.HOST_READ),
     Tensor.__int__: ("int(tensor)", Reason.HOST_READ),
     Tensor.__float__: ("float(tensor)", Reason.HOST_READ),
