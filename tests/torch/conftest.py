@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
-from tensorplay_torch.isolation import isolated
-from tensorplay_torch.recorder import Recorder
+from tensorplay_torch.cpu.isolation import isolated
+from tensorplay_torch.cpu.recorder import Recorder
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

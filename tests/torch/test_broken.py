@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
-from tensorplay_torch.broken import broken, of_block, of_operation
-from tensorplay_torch.dispatch import CaptureDispatch
+from tensorplay_torch.cuda.broken import broken, of_block, of_operation
+from tensorplay_torch.tracking.dispatch import CaptureDispatch
 
 SEARCH = "\nSearch for `{}' in https://docs.nvidia.com/... for more information."
 

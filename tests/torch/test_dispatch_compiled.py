@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensorplay_torch.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.dispatch import CaptureDispatch
 
 
 class Log:

@@ -9,7 +9,7 @@ import pytest
 
 from tensorplay_core.drivers.cuda import staging
 from tensorplay_core.drivers.cuda.conditional import Conditionals
-from tensorplay_torch.bases import CudaDriver
+from tensorplay_torch.resources.bases import CudaDriver
 
 ASKED = [
     name for name, what in vars(CudaDriver).items() if inspect.isfunction(what) and name[0] != "_"

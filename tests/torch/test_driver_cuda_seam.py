@@ -30,8 +30,11 @@ from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import Update
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.topology import Node, Topology
-from tensorplay_torch import _private, cuda_unwind, generators, turns
+from tensorplay_torch import _private
+from tensorplay_torch.cuda import unwind as cuda_unwind
 from tensorplay_torch.driver import load
+from tensorplay_torch.resources import generators
+from tensorplay_torch.tracking import turns
 
 GPU = torch.device("cuda", 0)
 
@@ -845,7 +848,7 @@ def flag():
 
 @pytest.fixture(autouse=True)
 def any_predicate(monkeypatch):
-    from tensorplay_torch import cuda_bodies
+    from tensorplay_torch.cuda import bodies as cuda_bodies
 
     monkeypatch.setattr(cuda_bodies, "checked", lambda predicate, kind, device: predicate)
 

@@ -10,7 +10,7 @@ import torch
 import tensorplay_torch as tp
 from tensorplay_core import select
 from tensorplay_torch import _private
-from tensorplay_torch.signatures import compile_check, differences
+from tensorplay_torch.resources.signatures import compile_check, differences
 
 CPU = torch.device("cpu")
 

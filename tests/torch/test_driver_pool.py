@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
-from tensorplay_torch.memory import Segments, is_idle, read_statistics, segments_of
-from tensorplay_torch.pools import TorchPool
+from tensorplay_torch.resources.memory import Segments, is_idle, read_statistics, segments_of
+from tensorplay_torch.resources.pools import TorchPool
 
 GPU = torch.device("cuda", 0)
 
@@ -50,7 +50,7 @@ def test_pools_of_others_are_refused(token):
 
 
 def test_a_pool_of_another_device_is_refused(monkeypatch):
-    from tensorplay_torch.pools import PoolRegistry
+    from tensorplay_torch.resources.pools import PoolRegistry
 
     registry, cpu, gpu = PoolRegistry(), torch.device("cpu"), torch.device("cuda", 0)
     ours = registry.create(cpu)
@@ -64,7 +64,7 @@ def test_a_pool_of_another_device_is_refused(monkeypatch):
 
 
 def test_a_spent_id_stands_for_new_memory_of_torchs(monkeypatch):
-    from tensorplay_torch.pools import PoolRegistry
+    from tensorplay_torch.resources.pools import PoolRegistry
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", iter([(0, 1), (0, 2), (0, 3)]).__next__)
     registry, gpu = PoolRegistry(), torch.device("cuda", 0)
@@ -171,7 +171,8 @@ def test_torch_may_drop_references_to_the_numbers_it_is_asked_with(monkeypatch, 
 def test_a_route_into_the_pool_of_another_is_given_back_with_the_capture(monkeypatch):
     from collections import Counter
 
-    from tensorplay_torch import _private, pools
+    from tensorplay_torch import _private
+    from tensorplay_torch.resources import pools
 
     gpu, uses = torch.device("cuda", 0), Counter()
     for name, change in {

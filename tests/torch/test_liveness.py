@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
-from tensorplay_torch.foreign import tensors_at
-from tensorplay_torch.liveness import LISTED, Input, listed
+from tensorplay_torch.cuda.foreign import tensors_at
+from tensorplay_torch.tracking.liveness import LISTED, Input, listed
 
 
 def line() -> str:

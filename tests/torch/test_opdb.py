@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from tensorplay_core import OperationRefused
-from tensorplay_torch.arena import poison
+from tensorplay_torch.resources.arena import poison
 
 KEPT = Path(__file__).with_name("opdb_counts.json")
 VERSION = ".".join(torch.__version__.split(".")[:2])

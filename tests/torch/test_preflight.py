@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
-from tensorplay_torch.findings import Finding
+from tensorplay_torch.checking.findings import Finding
 
 HERE = f"{__file__}:"
 

@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorplay_core import OperationRefused, ReplayError
-from tensorplay_torch.storages import key_of
+from tensorplay_torch.resources.storages import key_of
 
 pytestmark = [
     # torch.func compiles derivatives by torch.jit.script, and mkldnn.flags looks at TF32.

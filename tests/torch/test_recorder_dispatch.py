@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import (
 
 from tensorplay_core import CaptureError, GraphStateError, OperationRefused
 from tensorplay_core.protocols import CaptureOptions
-from tensorplay_torch.dispatch import CaptureDispatch
-from tensorplay_torch.operands import DeviceListener
+from tensorplay_torch.tracking.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.operands import DeviceListener
 
 META = torch.device("meta")
 """Stands in for a device whose captured work runs: its operations come by, and compute nothing."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tensorplay_core.protocols import CaptureOptions
-from tensorplay_torch.arena import Arena
-from tensorplay_torch.storages import Aliases, Watched
+from tensorplay_torch.resources.arena import Arena
+from tensorplay_torch.resources.storages import Aliases, Watched
 
 WATCH = CaptureOptions(check_input_liveness=True)
 SIZE = 1024

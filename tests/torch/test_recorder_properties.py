@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorplay_torch.arena import Arena
+from tensorplay_torch.resources.arena import Arena
 
 SIDE = 4
 

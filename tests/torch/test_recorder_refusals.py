@@ -288,7 +288,7 @@ def test_draws_in_bodies(record):
         def __init__(self, function):
             nonlocal captured
             self.works, self.names, self.attributes = [], [], []
-            from tensorplay_torch.recorder import Recorder
+            from tensorplay_torch.cpu.recorder import Recorder
 
             captured = Recorder(self)
             with captured:

@@ -8,8 +8,8 @@ from torch import nn, optim
 
 from tensorplay_core import OperationRefused
 from tensorplay_core.protocols import CaptureOptions
-from tensorplay_torch.dispatch import CaptureDispatch
-from tensorplay_torch.operands import DeviceListener
+from tensorplay_torch.tracking.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.operands import DeviceListener
 
 FRESH = {
     "SGD": (lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "momentum_buffer"),

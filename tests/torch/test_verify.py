@@ -10,7 +10,7 @@ from torch import nn
 
 import tensorplay_torch as tp
 from tensorplay_torch import assert_replay_equals_eager as check
-from tensorplay_torch.comparison import difference, drawn_like
+from tensorplay_torch.checking.comparison import difference, drawn_like
 
 
 @pytest.fixture

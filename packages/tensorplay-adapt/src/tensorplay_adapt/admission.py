@@ -7,7 +7,7 @@ import warnings
 from torch.nn.parameter import is_lazy
 
 from tensorplay_core.errors import ArgumentError, CaptureError
-from tensorplay_torch.eligibility import plain_tensor
+from tensorplay_torch.graphing.eligibility import plain_tensor
 
 from .optimizers import admit
 from .recipe import Recipe

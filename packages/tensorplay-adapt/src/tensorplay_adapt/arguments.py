@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 from tensorplay_core.signature import named
-from tensorplay_torch.devices import resolve_device
+from tensorplay_torch.resources.devices import resolve_device
 
 from .features import Features
 from .recipe import Recipe

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, SignatureMismatch
-from tensorplay_torch.arrays import like
-from tensorplay_torch.fixed import is_constant, same
-from tensorplay_torch.signatures import compare
+from tensorplay_torch.resources.arrays import like
+from tensorplay_torch.resources.signatures import compare
 from tensorplay_torch.structure import structure_of
+from tensorplay_torch.tracking.fixed import is_constant, same
 
 __all__ = ["Batch"]
 

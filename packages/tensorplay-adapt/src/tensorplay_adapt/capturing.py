@@ -16,8 +16,8 @@ from tensorplay_core.errors import CaptureError, TensorplayError
 from tensorplay_core.pool import SharedPool, acquire
 from tensorplay_core.runtime import select
 from tensorplay_torch import CUDAGraph, graph
-from tensorplay_torch.cuda_capture import attempt
-from tensorplay_torch.eligibility import DDP_WARMUP, is_ddp
+from tensorplay_torch.cuda.capture import attempt
+from tensorplay_torch.graphing.eligibility import DDP_WARMUP, is_ddp
 from tensorplay_torch.numbered import NumberedNode, numbered
 
 from .admission import admit_step, subject_of

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorplay_torch.autocast import Autocast
+from tensorplay_torch.graphing.autocast import Autocast
 
 from .recipe import Recipe
 from .snapshot import named_state, reached_by

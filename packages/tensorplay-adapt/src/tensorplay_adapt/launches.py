@@ -10,7 +10,7 @@ import torch
 from tensorplay_core.errors import ArgumentError, SignatureMismatch
 from tensorplay_core.protocols import StagePlan
 from tensorplay_torch import CUDAGraph
-from tensorplay_torch.signatures import differences
+from tensorplay_torch.resources.signatures import differences
 from tensorplay_torch.structure import structure_of
 
 from .recipe import Outcome

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tensorplay_core.errors import OperationRefused
-from tensorplay_torch.attributes import Attributes
-from tensorplay_torch.preservation import HostRandom
+from tensorplay_torch.tracking.attributes import Attributes
+from tensorplay_torch.tracking.preservation import HostRandom
 
 from .admission import subject_of
 from .recipe import Recipe

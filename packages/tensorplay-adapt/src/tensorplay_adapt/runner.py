@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from tensorplay_core.errors import CaptureError, GraphStateError, SignatureMismatch, StaleGraph
-from tensorplay_torch.lanes import Lane
+from tensorplay_torch.graphing.lanes import Lane
 
 from .admission import subject_of
 from .batch import Batch

@@ -10,12 +10,12 @@ import torch
 from torch._ops import OpOverload
 
 from tensorplay_core.errors import SignatureMismatch
-from tensorplay_torch.attributes import Attributes
-from tensorplay_torch.dispatch import CaptureDispatch
-from tensorplay_torch.eligibility import is_ddp
-from tensorplay_torch.operations import describe
-from tensorplay_torch.preservation import Preservation
-from tensorplay_torch.reached import Reached
+from tensorplay_torch.graphing.eligibility import is_ddp
+from tensorplay_torch.tracking.attributes import Attributes
+from tensorplay_torch.tracking.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.operations import describe
+from tensorplay_torch.tracking.preservation import Preservation
+from tensorplay_torch.tracking.reached import Reached
 
 from .recipe import Recipe
 

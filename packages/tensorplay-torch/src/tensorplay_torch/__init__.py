@@ -41,9 +41,11 @@ from tensorplay_core import (
     graph,
 )
 
-from .callables import make_graphed_callables, release
-from .findings import Finding
-from .graphed import graphed
+from .checking.findings import Finding
+from .checking.preflight import Report, preflight
+from .checking.verify import assert_replay_equals_eager
+from .graphing.callables import make_graphed_callables, release
+from .graphing.graphed import graphed
 from .graphs import (
     CUDAGraph,
     cond,
@@ -51,8 +53,6 @@ from .graphs import (
     is_current_stream_capturing,
     while_loop,
 )
-from .preflight import Report, preflight
-from .verify import assert_replay_equals_eager
 
 __version__ = "0.1.0"
 

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from tensorplay_core import CUDAGraph
 
-from .bases import cuda_driver
-from .cpu_bodies import CpuBody
-from .cpu_capture import CpuCapture
-from .operations import Operation
-from .program import work_of
+from .cpu.bodies import CpuBody
+from .cpu.capture import CpuCapture
+from .cpu.program import work_of
+from .resources.bases import cuda_driver
+from .tracking.operations import Operation
 
 __all__ = ["NumberedNode", "NumberedWork", "numbered"]
 

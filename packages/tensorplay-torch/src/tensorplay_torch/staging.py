@@ -11,12 +11,12 @@ import torch
 from tensorplay_core.errors import SignatureMismatch
 from tensorplay_core.protocols import StagePlan
 
-from .arrays import overlap
-from .bases import Bases, cuda_driver
-from .cpu_capture import CpuExecutable
-from .cuda_graph import CudaExecutable
-from .signatures import compile_check, differences, guard_of
-from .streams import as_torch_stream
+from .cpu.capture import CpuExecutable
+from .cuda.graph import CudaExecutable
+from .resources.arrays import overlap
+from .resources.bases import Bases, cuda_driver
+from .resources.signatures import compile_check, differences, guard_of
+from .resources.streams import as_torch_stream
 
 __all__ = ["plan"]
 

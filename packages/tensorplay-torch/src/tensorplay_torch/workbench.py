@@ -17,9 +17,9 @@ from tensorplay_core.protocols import Device
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.testing.workbench import Workbench
 
-from .devices import index_of
 from .driver.conditional import Conditionals
-from .generators import keep_state
+from .resources.devices import index_of
+from .resources.generators import keep_state
 
 __all__ = ["TorchWorkbench"]
 

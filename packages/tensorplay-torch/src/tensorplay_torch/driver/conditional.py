@@ -6,12 +6,13 @@ from typing import Any
 
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import Capture, ConditionalKind
-from tensorplay_torch import cpu_bodies, cuda_bodies
-from tensorplay_torch.cpu_bodies import CpuBody
-from tensorplay_torch.cpu_capture import CpuCapture
-from tensorplay_torch.cuda_bodies import CudaBody
-from tensorplay_torch.cuda_capture import OpenCapture
-from tensorplay_torch.predicates import read
+from tensorplay_torch.cpu import bodies as cpu_bodies
+from tensorplay_torch.cpu.bodies import CpuBody
+from tensorplay_torch.cpu.capture import CpuCapture
+from tensorplay_torch.cuda import bodies as cuda_bodies
+from tensorplay_torch.cuda.bodies import CudaBody
+from tensorplay_torch.cuda.capture import OpenCapture
+from tensorplay_torch.tracking.predicates import read
 
 from .graph import Graphs
 

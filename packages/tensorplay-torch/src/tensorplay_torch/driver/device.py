@@ -12,15 +12,15 @@ from tensorplay_core.errors import DriverError
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import StagePlan
 from tensorplay_torch import _private
-from tensorplay_torch.arrays import copy_into, like, overlap
-from tensorplay_torch.bases import Bases
-from tensorplay_torch.cpu_capture import CpuExecutable
-from tensorplay_torch.cuda_graph import CudaExecutable
-from tensorplay_torch.devices import index_of, resolve_device, stream_handle
-from tensorplay_torch.pools import TorchPool
-from tensorplay_torch.signatures import compile_check
+from tensorplay_torch.cpu.capture import CpuExecutable
+from tensorplay_torch.cuda.graph import CudaExecutable
+from tensorplay_torch.resources.arrays import copy_into, like, overlap
+from tensorplay_torch.resources.bases import Bases
+from tensorplay_torch.resources.devices import index_of, resolve_device, stream_handle
+from tensorplay_torch.resources.pools import TorchPool
+from tensorplay_torch.resources.signatures import compile_check
+from tensorplay_torch.resources.streams import SideStreams, as_torch_stream
 from tensorplay_torch.staging import plan
-from tensorplay_torch.streams import SideStreams, as_torch_stream
 
 __all__ = ["Device"]
 

@@ -10,17 +10,18 @@ from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, Executable, Template, Update
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.topology import Topology
-from tensorplay_torch import cpu_capture, cuda_capture
-from tensorplay_torch.adoption import ForeignCapture, adopt
-from tensorplay_torch.broken import of_block
-from tensorplay_torch.cpu_bodies import CpuBody
-from tensorplay_torch.cpu_capture import CpuCapture, CpuExecutable, CpuTemplate
-from tensorplay_torch.cuda_bodies import CudaBody
-from tensorplay_torch.cuda_capture import CudaCapture
-from tensorplay_torch.cuda_graph import CudaExecutable, CudaTemplate
-from tensorplay_torch.devices import index_of
-from tensorplay_torch.pools import TorchPool
-from tensorplay_torch.streams import as_torch_stream
+from tensorplay_torch.cpu import capture as cpu_capture
+from tensorplay_torch.cpu.bodies import CpuBody
+from tensorplay_torch.cpu.capture import CpuCapture, CpuExecutable, CpuTemplate
+from tensorplay_torch.cuda import capture as cuda_capture
+from tensorplay_torch.cuda.adoption import ForeignCapture, adopt
+from tensorplay_torch.cuda.bodies import CudaBody
+from tensorplay_torch.cuda.broken import of_block
+from tensorplay_torch.cuda.capture import CudaCapture
+from tensorplay_torch.cuda.graph import CudaExecutable, CudaTemplate
+from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.pools import TorchPool
+from tensorplay_torch.resources.streams import as_torch_stream
 
 from .pool import Pools
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import PoolStatistics
-from tensorplay_torch.cpu_bodies import CpuBody
-from tensorplay_torch.cpu_capture import CpuCapture
-from tensorplay_torch.cuda_bodies import CudaBody
-from tensorplay_torch.cuda_capture import OpenCapture
-from tensorplay_torch.memory import read_statistics
-from tensorplay_torch.pools import PoolRegistry, TorchPool, routed
-from tensorplay_torch.spares import OneSpare
+from tensorplay_torch.cpu.bodies import CpuBody
+from tensorplay_torch.cpu.capture import CpuCapture
+from tensorplay_torch.cuda.bodies import CudaBody
+from tensorplay_torch.cuda.capture import OpenCapture
+from tensorplay_torch.cuda.spares import OneSpare
+from tensorplay_torch.resources.memory import read_statistics
+from tensorplay_torch.resources.pools import PoolRegistry, TorchPool, routed
 
 from .device import Device
 

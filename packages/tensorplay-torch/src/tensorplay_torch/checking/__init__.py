@@ -1,0 +1,1 @@
+"""Checks before and after a capture: ``preflight`` and ``assert_replay_equals_eager``."""

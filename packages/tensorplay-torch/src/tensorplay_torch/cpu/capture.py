@@ -1,0 +1,243 @@
+"""A capture on the CPU: core's host driver records, and a recorder gives it torch's operations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from tensorplay_core.errors import CaptureError, StaleGraph
+from tensorplay_core.protocols import (
+    Capture,
+    CaptureMode,
+    CaptureOptions,
+    Executable,
+    Template,
+    Update,
+)
+from tensorplay_core.runtime import Runtime
+from tensorplay_torch.resources.bases import Bases, host_queue
+from tensorplay_torch.resources.devices import CPU
+from tensorplay_torch.resources.pools import TorchPool
+from tensorplay_torch.tracking.liveness import listed
+from tensorplay_torch.tracking.operands import Operands
+from tensorplay_torch.tracking.surroundings import Surroundings
+
+from .isolation import isolated
+from .recorder import Recorder
+
+__all__ = ["CpuCapture", "CpuExecutable", "CpuTemplate", "begin"]
+
+_here = threading.local()
+
+
+class CpuCapture:
+    """A capture that ``begin`` began.
+
+    Attributes:
+        device: The CPU.
+        parent: None; bodies have one.
+        base: Core's host driver.
+        inner: The same capture, as that driver knows it.
+        recorder: What records torch's operations.
+    """
+
+    device = CPU
+    parent: Capture | None = None
+
+    def __init__(
+        self,
+        base: Runtime,
+        inner: Capture,
+        recorder: Recorder,
+        undo: ExitStack,
+        *,
+        checks_liveness: bool,
+    ) -> None:
+        self.base, self.inner, self.recorder = base, inner, recorder
+        self._undo = undo
+        self._checks_liveness = checks_liveness
+
+    @property
+    def root(self) -> CpuCapture:
+        """This capture: bodies answer with the one they are in."""
+        return self
+
+    @property
+    def stream(self) -> int:
+        """Handle of its stream, one of the host driver's."""
+        return self.inner.stream
+
+    def end(self) -> CpuTemplate:
+        """Ends it and restores what ``begin`` changed, also when it raises.
+
+        Raises:
+            UnjoinedWork: A forked stream was not joined.
+            CaptureInvalidated: An illegal call broke it.
+            OperationRefused: Optimizer state was born in it, or random state was set by hand.
+        """
+        with self._undo:
+            try:
+                template = self.base.graph_end(self.inner)
+            except BaseException as error:
+                self.recorder.stop(error)
+                raise
+            try:
+                self.recorder.stop()
+            except BaseException:
+                template.close()
+                raise
+            operands = self.recorder.operands
+            return CpuTemplate(template, operands if self._checks_liveness else None)
+
+    def abort(self, error: BaseException | None) -> None:
+        """Ends and discards it, bodies first. Never raises."""
+        with self._undo:
+            self.base.graph_abort(self.inner, error)
+            try:
+                self.recorder.stop(error or _discarded())
+            except Exception as met:
+                if error is not None:
+                    error.add_note(f"ending the recording met {type(met).__name__}: {met}")
+
+
+class CpuTemplate:
+    """The host driver's template of recorded operations.
+
+    Attributes:
+        inner: That template.
+        watched: What each replay has to find alive, if anything.
+    """
+
+    def __init__(self, inner: Template, watched: Operands | None) -> None:
+        self.inner, self.watched = inner, watched
+
+    @property
+    def node_count(self) -> int:
+        """Nodes at the top level."""
+        return self.inner.node_count
+
+    def retain(self, owned: object) -> None:
+        """Keeps ``owned`` alive as long as the graph can run."""
+        self.inner.retain(owned)
+
+    def raw(self) -> object:
+        """The host driver's nodes."""
+        return self.inner.raw()
+
+    def close(self) -> None:
+        """Lets the operations go. An executable made from it stays whole."""
+        self.inner.close()
+
+
+class CpuExecutable:
+    """The host driver's executable, with torch's switches off while it runs.
+
+    Attributes:
+        launch: Runs the operations, or records them as a child graph inside a capture.
+        turn: Held around each launch. Whoever copies in and out holds it around all three.
+    """
+
+    launch: Callable[..., None]
+
+    def __init__(self, base: Runtime, template: CpuTemplate) -> None:
+        self.inner: Executable = base.graph_instantiate(template.inner)
+        self.turn = threading.RLock()
+        self._watched, self._count = template.watched, template.node_count
+        self.launch = _launcher(isolated(self.inner.launch), self.turn)
+        if template.watched is not None:
+            self.launch = self._checked(self.launch)
+
+    def __repr__(self) -> str:
+        nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
+        return f"a graph of {nodes} on the CPU"
+
+    def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
+        def launch_alive(stream: object = None) -> None:
+            dead = self._watched.dead() if self._watched is not None else ()
+            if dead:
+                raise StaleGraph(
+                    doing="replaying",
+                    subject=repr(self),
+                    met=f"{len(dead)} of its inputs died since the capture: {listed(dead)}",
+                    remedy="Keep the inputs alive, or capture without check_input_liveness, which "
+                    "makes the graph keep them.",
+                )
+            launch(stream)
+
+        return launch_alive
+
+    def update(self, base: Runtime, template: CpuTemplate) -> Update:
+        """Makes it run the work of ``template``, if both keep their inputs alive."""
+        if self._watched is not None or template.watched is not None:
+            return Update(in_place=False, reason="liveness of inputs is checked at each replay")
+        return base.graph_update(self.inner, template.inner)
+
+    def upload(self, stream: object = None) -> None:
+        """Nothing has to be moved; the stream is checked all the same."""
+        self.inner.upload(stream)
+
+    def raw(self) -> object:
+        """The host driver's executable as it gives it to others."""
+        return self.inner.raw()
+
+    def close(self) -> None:
+        """Waits for launches under way, then lets the operations go."""
+        self.inner.close()
+
+
+def begin(
+    bases: Bases, stream: object, pool: TorchPool, mode: CaptureMode, options: CaptureOptions
+) -> CpuCapture:
+    """Begins a capture on a stream of the host driver, and records this thread's operations.
+
+    Raises:
+        CaptureError: The stream is the legacy one or capturing, or this thread has a capture under
+            way.
+        ArgumentError: A generator to register is not one of the CPU.
+    """
+    base = bases("host")
+    if getattr(_here, "recording", False):
+        raise CaptureError(
+            doing="beginning a capture",
+            subject="on the CPU",
+            met="this thread has another capture under way",
+            remedy="End that first, or capture both works into one graph.",
+        )
+    recorder = Recorder(host_queue(base), options, pool.arena)
+    with ExitStack() as undo:
+        undo.callback(Surroundings().restore)
+        # Generators are the recorder's business; the host driver knows none.
+        plain = CaptureOptions(enable_annotations=options.enable_annotations)
+        inner = base.graph_begin(base.resolve_device(), stream, pool.on_host(base), mode, plain)
+        try:
+            recorder.start()
+        except BaseException as error:
+            base.graph_abort(inner, error)
+            raise
+        _here.recording = True
+        undo.callback(setattr, _here, "recording", False)
+        return CpuCapture(
+            base,
+            inner,
+            recorder,
+            undo.pop_all(),
+            checks_liveness=options.check_input_liveness,
+        )
+
+
+def _launcher(run: Callable[..., None], turn: threading.RLock) -> Callable[..., None]:
+    def launch(stream: object = None) -> None:
+        with turn:
+            run(stream)
+
+    return launch
+
+
+def _discarded() -> CaptureError:
+    return CaptureError(
+        doing="capturing",
+        subject="on the CPU",
+        met="the capture was discarded",
+        remedy="Capture again.",
+    )

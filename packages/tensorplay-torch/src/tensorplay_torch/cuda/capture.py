@@ -1,0 +1,342 @@
+"""A running capture on CUDA: torch's own, with core's CUDA driver looking after its bodies."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from tensorplay_core.errors import CaptureError, CaptureInvalidated
+from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
+from tensorplay_core.runtime import Runtime
+from tensorplay_torch._private import PRIVATE
+from tensorplay_torch.resources.bases import Bases, cuda_driver
+from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.generators import Generators, checked
+from tensorplay_torch.resources.memory import Segments
+from tensorplay_torch.resources.pools import Native, TorchPool, new_native, release_bodies
+from tensorplay_torch.resources.streams import Lane, SideStreams, current_handle
+from tensorplay_torch.tracking.surroundings import Entered
+
+from .broken import WAITING, broken
+from .foreign import ForeignWork
+from .graph import Captured, CudaTemplate, torch_failure
+from .unwind import drop, end_quietly, ended
+from .watch import Watch
+
+__all__ = ["CudaCapture", "OpenCapture", "attempt", "begin"]
+
+OWNER = "torch.cuda.CUDAGraph"
+LEGACY = (0, 1, 2)
+"""Handles of the default streams, which cannot be captured."""
+log = logging.getLogger(__name__)
+
+
+class OpenCapture:
+    """A capture under way, as its bodies see it.
+
+    Attributes:
+        device: Where it runs.
+        stream: Handle of its stream.
+        parent: None; bodies have one.
+        base: Core's CUDA driver.
+        inner: The same capture, as that driver adopts it when somebody first asks for it.
+        pool: What it allocates from.
+        watch: What sees the captured work.
+        depth: How many bodies deep: 0.
+        begun: Where bodies allocated from, and how often each began to.
+        open_bodies: What undoes each body that is entered, the innermost last.
+    """
+
+    parent: Capture | None = None
+    depth = 0
+
+    def __init__(
+        self, base: Runtime, stream: int, pool: TorchPool, watch: Watch, streams: SideStreams
+    ) -> None:
+        self.base, self.stream, self.pool, self.watch = base, stream, pool, watch
+        self.device: torch.device = pool.device
+        self.adopted: Capture | None = None
+        self.begun: Counter[Native] = Counter()
+        self.open_bodies: list[ExitStack] = []
+        self._streams = streams
+        self._body_natives: dict[int, tuple[Native, Native]] = {}
+
+    @property
+    def inner(self) -> Capture:
+        """See above: the driver beneath has work to do for a capture with bodies only."""
+        if self.adopted is None:
+            self.adopted = self.base.graph_adopt(self.stream, OWNER)
+        return self.adopted
+
+    @property
+    def root(self) -> OpenCapture:
+        """This capture: bodies answer with the one they are in."""
+        return self
+
+    def lane(self, depth: int) -> Lane:
+        """The stream that bodies at ``depth`` run on."""
+        return self._streams.lane(self.pool, depth)
+
+    def body_natives(self, depth: int) -> tuple[Native, Native]:
+        """Where bodies at ``depth`` allocate: torch cannot begin one id twice at a time."""
+        if depth not in self._body_natives:
+            self._body_natives[depth] = new_native(), new_native()
+        return self._body_natives[depth]
+
+    def end_bodies(self, error: BaseException | None) -> None:
+        """Ends whatever bodies are open, the innermost first. Never raises."""
+        while self.open_bodies:
+            attempt("leaving a body", self.open_bodies.pop().close, error)
+        if (inner := self.adopted) is not None:
+            attempt("ending bodies", lambda: self.base.graph_abort(inner, error), error)
+
+
+class CudaCapture(OpenCapture):
+    """A capture that ``begin`` began."""
+
+    def __init__(
+        self,
+        base: Runtime,
+        stream: torch.cuda.Stream,
+        pool: TorchPool,
+        watch: Watch,
+        streams: SideStreams,
+        *,
+        graph: torch.cuda.CUDAGraph,
+        generators: Generators,
+        entered: Entered,
+    ) -> None:
+        super().__init__(base, stream.cuda_stream, pool, watch, streams)
+        self._torch_stream, self._graph, self._generators = stream, graph, generators
+        self._entered = entered
+
+    def end(self) -> CudaTemplate:
+        """Ends it and restores what ``begin`` changed, also when it raises.
+
+        Raises:
+            UnjoinedWork: A forked stream was not joined.
+            CaptureInvalidated: An illegal call broke it.
+            OperationRefused: Optimizer state was born in it.
+        """
+        with self._entered:
+            try:
+                self.watch.stop()
+            except CaptureError as met:
+                self._unwind(met)
+                raise
+            self.watch.read()
+            try:
+                self._end_torch()
+            except RuntimeError as met:
+                error = self._what_broke(met)
+                self._discard(error, broken=True)
+                raise error from met
+            try:
+                self.watch.claim(lambda: Segments(self.pool, self.begun))
+                self.watch.accept()
+                graph = self._graph
+                inner = cuda_driver(self.base).template_of(
+                    self.adopted, graph.raw_cuda_graph(), graph, device=index_of(self.device)
+                )
+            except BaseException as met:
+                self._discard(met, broken=False)
+                raise
+            captured = Captured(graph, self.pool, self.begun, self._generators, self.watch)
+            return CudaTemplate(captured, inner)
+
+    def abort(self, error: BaseException | None) -> None:
+        """Ends and discards it, bodies first. Never raises."""
+        with self._entered:
+            attempt("stopping to watch", self.watch.stop, error)
+            self._unwind(error)
+
+    def _unwind(self, error: BaseException | None) -> None:
+        self.end_bodies(error)
+        self._discard(error, broken=not attempt("ending torch's capture", self._end_torch, error))
+
+    def _end_torch(self) -> None:
+        # Whatever the user made current meanwhile, torch ends a capture on its own stream only.
+        with self._entered.here():
+            try:
+                end_quietly(self._graph)
+            finally:
+                _forget_workspaces()
+
+    def _discard(self, error: BaseException | None, *, broken: bool) -> None:
+        inner, poisoned = self.adopted, False
+        if inner is not None:
+            poisoned = bool(getattr(inner, "poisoned", ""))
+            attempt("burying", lambda: cuda_driver(self.base).bury(inner, error), error)
+        if broken or poisoned:
+            self._streams.spoil(self.pool)
+        attempt(
+            "giving back memory",
+            lambda: drop(
+                self._graph,
+                self.pool,
+                self._torch_stream,
+                self._generators,
+                broken=broken,
+                poisoned=poisoned,
+            ),
+            error,
+        )
+        attempt("giving back bodies", lambda: release_bodies(self.pool, self.begun), error)
+        attempt("restoring bindings", self.watch.undo, error)
+
+    def _what_broke(self, error: RuntimeError) -> CaptureError:
+        subject, seen = f"the capture on {self.device}", self.watch.last_seen()
+        return broken(error, subject, doing="ending", seen=seen) or CaptureInvalidated(
+            doing="ending",
+            subject=subject,
+            met=f"it was broken before ({str(error).partition(chr(10))[0]}){seen}",
+            remedy=WAITING,
+        )
+
+
+def begin(
+    bases: Bases,
+    streams: SideStreams,
+    stream: torch.cuda.Stream,
+    pool: TorchPool,
+    mode: CaptureMode,
+    options: CaptureOptions,
+) -> CudaCapture:
+    """Begins a capture on ``stream`` into ``pool`` and makes the stream current in this thread.
+
+    It waits for the device first. If it raises, nothing has changed.
+
+    Raises:
+        CaptureError: The stream is a default one, or it or this thread's current one is capturing.
+        ArgumentError: A generator to register is another device's.
+    """
+    base, handle = bases("cuda"), stream.cuda_stream
+    if handle in LEGACY:
+        raise _refused(stream, "it is a default stream, which cannot be captured")
+    registered = checked(options.generators, pool.device)
+    if not torch.cuda.is_initialized():
+        torch.cuda.init()
+    # Before anything waits: that would break the other capture.
+    is_capturing = cuda_driver(base).is_capturing
+    if torch.cuda.is_current_stream_capturing() or is_capturing(current_handle(pool.device)):
+        raise _refused(stream, "this thread's current stream is capturing already")
+    if is_capturing(handle):
+        raise _refused(stream, "it is capturing already")
+    entered = Entered(stream)
+    try:
+        streams.honour(pool, stream)
+        return _begin_torch(base, streams, stream, pool, mode, options, registered, entered)
+    except BaseException:
+        entered.leave()
+        raise
+
+
+def _begin_torch(
+    base: Runtime,
+    streams: SideStreams,
+    stream: torch.cuda.Stream,
+    pool: TorchPool,
+    mode: CaptureMode,
+    options: CaptureOptions,
+    registered: tuple[torch.Generator, ...],
+    entered: Entered,
+) -> CudaCapture:
+    device = pool.device
+    _settle(device)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    generators = Generators(device, registered)
+    generators.register_with(graph)
+    watch = Watch(device, options, generators)
+    _forget_workspaces()
+    try:
+        graph.capture_begin(_handle(pool), mode)
+    except RuntimeError as error:
+        attempt(
+            "giving back memory",
+            lambda: drop(graph, pool, stream, generators, broken=True),
+            error,
+        )
+        raise torch_failure("cudaStreamBeginCapture", repr(stream), error) from error
+    capture = CudaCapture(
+        base,
+        stream,
+        pool,
+        watch,
+        streams,
+        graph=graph,
+        generators=generators,
+        entered=entered,
+    )
+    try:
+        watch.start(lambda: ForeignWork(cuda_driver(base).gaps(capture.inner)))
+    except BaseException as error:
+        watch.undo()
+        broken = not ended(graph)
+        attempt(
+            "giving back memory",
+            lambda: drop(graph, pool, stream, generators, broken=broken),
+            error,
+        )
+        raise
+    return capture
+
+
+def _forget_workspaces() -> None:
+    """Lets libraries take their work space anew: in a capture from its pool, after it from outside.
+
+    torch keeps cuBLAS's by stream, and frees it when any graph of that stream is reset, or when
+    torch.compile asks for it. Work space of eager code would then be reused under a graph that was
+    captured over it, and eager code on the stream would scribble over that of the graph.
+    """
+    if (clear := PRIVATE["clear_workspaces"].value) is not None:
+        clear()
+
+
+def _settle(device: torch.device) -> None:
+    """Waits for the device, which is the current one, and frees what no capture could have freed.
+
+    Freeing takes longer than the rest of ``begin``, and so does allocating again afterwards: it is
+    done where memory may be wanted, on a device less than half of which is free.
+    """
+    try:
+        (PRIVATE["synchronize"].value or torch.cuda.synchronize)()
+        free, total = torch.cuda.mem_get_info(device)
+        if 2 * free > total:
+            return
+        torch.cuda.empty_cache()
+        if (empty_host_cache := PRIVATE["host_empty_cache"].value) is not None:
+            empty_host_cache()
+    except RuntimeError as error:
+        raise torch_failure("cudaDeviceSynchronize", str(device), error) from error
+
+
+def _handle(pool: TorchPool) -> Any:
+    """The id to capture under, as the type that torch gives those that it hands out."""
+    return pool.begin()
+
+
+def attempt(what: str, step: Callable[[], object], error: BaseException | None) -> bool:
+    """Takes one step of an unwinding; what it raises becomes a note on ``error``."""
+    try:
+        step()
+    except Exception as met:
+        note = f"{what} met {type(met).__name__}: {str(met).partition(chr(10))[0]}"
+        log.debug("unwinding a capture: %s", note, exc_info=met)
+        if error is not None:
+            error.add_note(note)
+        return False
+    return True
+
+
+def _refused(stream: torch.cuda.Stream, met: str) -> CaptureError:
+    return CaptureError(
+        doing="beginning a capture",
+        subject=f"on {stream}",
+        met=met,
+        remedy="Leave stream= out, or pass a stream made with torch.cuda.Stream() that is idle.",
+    )

@@ -1,0 +1,324 @@
+"""A finished capture on CUDA: what it owns, its template, and the executable that launches it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from tensorplay_core import reclaim
+from tensorplay_core.errors import DriverCallFailed, GraphStateError
+from tensorplay_core.protocols import Template, Update
+from tensorplay_core.runtime import Runtime
+from tensorplay_torch._private import PRIVATE
+from tensorplay_torch.resources.bases import Bases, NativeExecutable, cuda_driver
+from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.generators import Generators
+from tensorplay_torch.resources.pools import Native, TorchPool, release_bodies
+from tensorplay_torch.resources.streams import as_torch_stream, current_handle
+
+from .watch import Watch
+
+__all__ = ["Captured", "CudaExecutable", "CudaTemplate", "torch_failure"]
+
+
+class Captured:
+    """What one capture owns. Its template and its executables share it; the last frees it.
+
+    Args:
+        graph: torch's own graph, which holds the pool and the generators' states.
+        pool: What it allocated from.
+        bodies: What its conditional bodies allocated from, and how often each began to.
+        generators: Those it may draw from.
+        watch: What was seen of the captured work.
+
+    Attributes:
+        owned: Whatever else must live as long as the graph can run.
+    """
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        pool: TorchPool,
+        bodies: Counter[Native],
+        generators: Generators,
+        watch: Watch,
+    ) -> None:
+        self.pool, self.generators, self.watch = pool, generators, watch
+        self.owned: list[object] = []
+        self.lock = threading.RLock()
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        assert pool.native is not None, "it served the capture"
+        self._native: Native = pool.native
+        # It kept the pool until this capture; to end it takes longer than capturing may.
+        self._before, pool.last = pool.last, None
+        self._bodies = bodies
+        self._holders = 1
+
+    @property
+    def graph(self) -> torch.cuda.CUDAGraph:
+        """The graph as torch has it.
+
+        Raises:
+            GraphStateError: Nobody holds it any more.
+        """
+        if self._graph is None:
+            raise GraphStateError(
+                doing="using",
+                subject=f"a graph on {self.pool.device}",
+                met="it is closed",
+                remedy="Capture again, or keep the graph open.",
+            )
+        return self._graph
+
+    def hold(self) -> None:
+        """One more holder."""
+        with self.lock:
+            self._holders += 1
+
+    def release(self) -> None:
+        """One holder lets go; with the last the memory goes back."""
+        with self.lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        graph = self.graph
+        # torch takes a graph off its generators when the object goes, not at a reset.
+        self._graph = None
+        if self._before is not None:
+            self._before.reset()
+            self._before = None
+        self.pool.end(graph, self._native)
+        release_bodies(self.pool, self._bodies)
+        self.watch.close()
+        self.owned.clear()
+
+
+class CudaTemplate:
+    """A graph that torch captured and keeps, with core's CUDA driver's view of it."""
+
+    def __init__(self, captured: Captured, inner: Template) -> None:
+        self.captured, self.inner = captured, inner
+        self.executable: weakref.ref[CudaExecutable] | None = None
+        self._closed = False
+
+    @property
+    def node_count(self) -> int:
+        """Nodes at the top level."""
+        return self.inner.node_count
+
+    def retain(self, owned: object) -> None:
+        """Keeps ``owned`` alive as long as the graph can run."""
+        self.captured.owned.append(owned)
+
+    def raw(self) -> int:
+        """The ``cudaGraph_t``."""
+        return self.captured.graph.raw_cuda_graph()
+
+    def close(self) -> None:
+        """Lets go of the graph. An executable made from it stays whole."""
+        if not self._closed:
+            self._closed = True
+            self.inner.close()
+            self.captured.release()
+
+    def kernels(self, base: Runtime) -> list[str]:
+        """Names of all nodes, bodies included, in order: equal lists do the same work."""
+        return [f"{node.kind} {node.name}" for node in base.graph_topology(self.inner).walk()]
+
+
+class CudaExecutable:
+    """torch's executable, launched without torch wherever that gives the same result.
+
+    The first launch goes through torch's ``replay``. If it moved no generator, the graph draws no
+    random numbers, and later launches need nothing but ``cuGraphLaunch``.
+
+    Attributes:
+        launch: Enqueues the graph on the current stream, or on the one given.
+        device: Where it runs.
+        inner: The same executable, as core's CUDA driver launches it.
+        turn: Held by whoever copies in and out, around that and the launch.
+    """
+
+    launch: Callable[..., None]
+
+    def __init__(self, bases: Bases, template: CudaTemplate) -> None:
+        captured = template.captured
+        self._bases = bases
+        self._base = bases("cuda")
+        self._template, self._count = template, template.node_count
+        self._captured = captured
+        self._updated: Captured | None = None
+        self.device = captured.pool.device
+        self._current = _current_stream(self.device)
+        self.turn = threading.RLock()
+        self._closed = self._shown = False
+        first = template.executable() if template.executable is not None else None
+        made = self._beside(first) if first is not None and not first._closed else None
+        self._draws: bool | None = None if made is None else False
+        self.inner = self._by_torch(first) if made is None else made
+        captured.hold()
+        self.launch = self._checked(self.inner.launch)
+
+    def _by_torch(self, before: CudaExecutable | None) -> NativeExecutable:
+        """The executable that torch has of a graph: whoever had it can launch no more."""
+        if before is not None:
+            before.close()
+        graph = self._captured.graph
+        try:
+            graph.instantiate()
+        except RuntimeError as error:
+            raise torch_failure("cudaGraphInstantiate", repr(graph), error) from error
+        inner = cuda_driver(self._base).make_executable(
+            self._template.inner, graph.raw_cuda_graph_exec(), graph, self._current
+        )
+        inner.divert(self._through_torch)
+        self._template.executable = weakref.ref(self)
+        return inner
+
+    def _beside(self, first: CudaExecutable) -> NativeExecutable | None:
+        """A further executable beside torch's, if torch need not be there and CUDA allows it."""
+        known = first.draws if first.draws is not None else self._captured.watch.drew
+        if known is not False:
+            return None
+        try:
+            return cuda_driver(self._base).make_executable(
+                self._template.inner, current=self._current
+            )
+        except DriverCallFailed:  # Of a graph with conditional nodes there is one at a time.
+            return None
+
+    def __repr__(self) -> str:
+        nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
+        return f"a graph of {nodes} on {self.device}"
+
+    @property
+    def draws(self) -> bool | None:
+        """Whether it draws random numbers; None before its first launch."""
+        return self._draws
+
+    def _through_torch(self, _: object, target: Any) -> tuple[int]:
+        """Launches through torch; for the last time if it turns out that torch need not be there.
+
+        It runs in the inner executable's turn, which is what keeps two threads apart.
+        """
+        with self._on(int(target)):
+            if self._closed:
+                raise self._refused("it is closed", "Capture again, or keep the graph open.")
+            if torch.cuda.is_current_stream_capturing():
+                raise self._refused(
+                    "the stream is capturing, and torch can advance the random generators of a "
+                    "graph at its own replays only",
+                    "Replay it once outside the capture; if it draws no random numbers it can "
+                    "then be replayed inside one. Else capture its work itself.",
+                )
+            generators = self._captured.generators
+            before = generators.offsets() if self._draws is None else ()
+            try:
+                self._captured.graph.replay()
+            except RuntimeError as error:
+                raise torch_failure("cudaGraphLaunch", repr(self), error) from error
+            if self._draws is None:
+                self._draws = not generators.complete or generators.offsets() != before
+        if not self._draws:
+            self.inner.divert(None)
+        return (0,)
+
+    def _on(self, handle: int) -> AbstractContextManager[Any]:
+        """Makes the stream torch's current one, if it is not."""
+        if torch.cuda.current_device() == index_of(self.device) and handle == self._current():
+            return nullcontext()
+        return torch.cuda.stream(as_torch_stream(self._bases, handle, self.device))
+
+    def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
+        if not self._captured.watch.checks_liveness:
+            return launch
+
+        def launch_alive(stream: object = None) -> None:
+            (self._updated or self._captured).watch.check_alive(repr(self))
+            launch(stream)
+
+        return launch_alive
+
+    def upload(self, stream: object = None) -> None:
+        """Moves the executable to the device."""
+        self._shown = True
+        self.inner.upload(stream)
+
+    def raw(self) -> int:
+        """The ``cudaGraphExec_t``, which stays this object's."""
+        self._shown = True
+        return int(self.inner.raw())
+
+    def update(self, template: CudaTemplate) -> Update:
+        """Makes it run the work of ``template``, if torch need not be there when it runs."""
+        if self._draws is not False:
+            known = "draws random numbers" if self._draws else "was never replayed, so it may draw"
+            return Update(
+                in_place=False,
+                reason=f"the graph {known}, and torch ties those to the capture they were made in",
+            )
+        seen = template.captured.watch.drew
+        if seen or (seen is None and template.kernels(self._base) != self._kernels()):
+            return Update(
+                in_place=False,
+                reason="the new capture may draw random numbers, which torch ties to that capture",
+            )
+        update = self._base.graph_update(self.inner, template.inner)
+        if update.in_place:
+            template.captured.hold()
+            replaced, self._updated = self._updated, template.captured
+            self._template = template
+            if replaced is not None:
+                reclaim.dispose(partial(self._let_go, replaced))
+        return update
+
+    def _let_go(self, replaced: Captured) -> None:
+        # Its last launches may still be under way.
+        torch.cuda.synchronize(self.device)
+        replaced.release()
+
+    def _kernels(self) -> list[str]:
+        return self._template.kernels(self._base)
+
+    def close(self) -> None:
+        """Waits for launches under way, then lets go."""
+        with self._captured.lock:
+            if self._closed:
+                return
+            self._closed = True
+        # It waits for all launches: what the graph reads is reused as soon as it is let go.
+        self.inner.close(idle=self._draws is None and not self._shown)
+        for captured in (self._updated, self._captured):
+            if captured is not None:
+                captured.release()
+
+    def _refused(self, met: str, remedy: str) -> GraphStateError:
+        return GraphStateError(doing="replaying", subject=repr(self), met=met, remedy=remedy)
+
+
+def torch_failure(call: str, subject: str, error: RuntimeError) -> DriverCallFailed:
+    """A CUDA call that torch made and that failed, as an error of the tree."""
+    code = getattr(error, "error_code", None)
+    return DriverCallFailed(
+        call=call,
+        code=int(code) if code is not None else -1,
+        code_name=type(error).__name__,
+        meaning=str(error).partition("\n")[0],
+        subject=subject,
+        remedy="If the message speaks of an earlier kernel, find that with CUDA_LAUNCH_BLOCKING=1.",
+    )
+
+
+def _current_stream(device: torch.device) -> Callable[[], int]:
+    """What tells torch's current stream, for launches: as little as there is."""
+    fast = PRIVATE["current_raw_stream"].value
+    if fast is not None:
+        return partial(fast, index_of(device))
+    return partial(current_handle, device)

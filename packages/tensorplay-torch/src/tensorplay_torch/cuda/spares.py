@@ -1,0 +1,63 @@
+"""Small pools that ended, with the memory and the stream they had, for captures to come.
+
+The first allocation of a fresh pool of torch's asks CUDA for memory, and the next capture could not
+have it back: torch keeps the pools of its graphs apart. That costs more than all else of a capture
+of a small model, so one segment a device goes from pool to pool. No race comes of it: a capture
+begins by waiting for the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from tensorplay_torch.resources.memory import is_idle
+from tensorplay_torch.resources.pools import Native, TorchPool
+from tensorplay_torch.resources.streams import Lane
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["OneSpare"]
+
+MOST = 2 << 20
+"""Bytes of the segments that torch serves small tensors from."""
+
+
+class _Spare(NamedTuple):
+    native: Native
+    lane: Lane
+    last: torch.cuda.CUDAGraph
+
+
+class OneSpare:
+    """Keeps one pool a device."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.device, _Spare] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> bool:
+        """Takes what ``pool`` has, with the graph that keeps it; False if it does not want it.
+
+        It takes a private pool of one capture stream in which nothing is alive, and no more than a
+        segment.
+        """
+        lane = pool.lanes.get(0)
+        if lane is None or pool.native is None or pool.former or pool.bodies or pool.spoilt:
+            return False
+        if pool.device in self._kept or not is_idle(pool.native, pool.device, most=MOST):
+            return False
+        with self._lock:
+            kept = self._kept.setdefault(pool.device, _Spare(pool.native, lane, last))
+        if kept.last is not last:
+            return False
+        del pool.lanes[0]
+        return True
+
+    def give(self, pool: TorchPool) -> None:
+        """Gives a new pool what was taken, if there is anything."""
+        with self._lock:
+            spare = self._kept.pop(pool.device, None)
+        if spare is not None:
+            pool.native, pool.lanes[0], pool.last = spare.native, spare.lane, spare.last

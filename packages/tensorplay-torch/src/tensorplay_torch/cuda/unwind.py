@@ -1,0 +1,88 @@
+"""Ending torch's captures, and giving back what a broken one would keep.
+
+Until 2.13 ``CUDAGraph.capture_end`` stops at the first error: the allocator goes on routing to the
+graph's pool, the pool is never released, and the generators refuse eager work. ``drop`` mends that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import warnings
+
+import torch
+
+from tensorplay_torch.resources.generators import Generators
+from tensorplay_torch.resources.pools import TorchPool, abandon, give_back
+
+__all__ = ["drop", "end_quietly", "ended"]
+
+log = logging.getLogger(__name__)
+
+# Graphs that torch failed to end: its allocator of pinned memory goes on asking them about streams.
+_broken: list[torch.cuda.CUDAGraph] = []
+
+
+def end_quietly(graph: torch.cuda.CUDAGraph) -> None:
+    """Ends torch's capture, on whose stream this thread must be.
+
+    Raises:
+        RuntimeError: The capture was broken.
+    """
+    # Its only warning is of an empty graph: whether one is meant is for the caller to say, who gets
+    # a typed error. A filter of its words would take longer than the call.
+    with warnings.catch_warnings(action="ignore"):
+        graph.capture_end()
+
+
+def ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Ends torch's capture; False if it was broken."""
+    try:
+        end_quietly(graph)
+    except RuntimeError:
+        log.debug("torch could not end its capture", exc_info=True)
+        return False
+    return True
+
+
+def drop(
+    graph: torch.cuda.CUDAGraph,
+    pool: TorchPool,
+    stream: torch.cuda.Stream,
+    generators: Generators,
+    *,
+    broken: bool,
+    poisoned: bool = False,
+) -> None:
+    """Gives back what a capture took of torch.
+
+    Args:
+        graph: torch's graph.
+        pool: What it allocated from.
+        stream: What it ran on.
+        generators: Those it was to advance.
+        broken: torch could not end it itself.
+        poisoned: It holds a conditional body that broke: destroying it would end the process.
+    """
+    if poisoned and not broken:
+        # Not even at interpreter exit, where module globals go.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
+        give_back(pool)
+        pool.lose()
+        return
+    if not broken:
+        assert pool.native is not None, "it served the capture"
+        pool.end(graph, pool.native)
+        return
+    graph.reset()
+    _broken.append(graph)
+    abandon(pool)
+    pool.lose()
+    # A capture that succeeds takes the generators out of the one that did not.
+    another, something = torch.cuda.CUDAGraph(), torch.zeros(1, device=pool.device)
+    generators.register_with(another)
+    with torch.cuda.stream(stream):
+        another.capture_begin(capture_error_mode="relaxed")
+        something.zero_()
+        another.capture_end()
+    another.reset()

@@ -1,0 +1,1 @@
+"""Callables served from graphs: ``make_graphed_callables`` and ``graphed``."""

@@ -1,0 +1,67 @@
+"""Captured code that does more than work of its device: that part no replay would do again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tensorplay_core.errors import OperationRefused
+from tensorplay_torch.tracking.attributes import Attributes
+from tensorplay_torch.tracking.preservation import HostRandom
+
+from .candidate import Candidate
+
+__all__ = ["drawn_elsewhere", "nothing_else"]
+
+
+@contextmanager
+def nothing_else(candidate: Candidate) -> Iterator[None]:
+    """Refuses what the code in the block did beside work of its device: no replay does it again.
+
+    Raises:
+        OperationRefused: It bound attributes, or drew random numbers on the host.
+    """
+    reached = candidate.reached
+    attributes = Attributes({**reached.owners, **reached.modules})
+    host = HostRandom()
+    drawn_here = candidate.device.type != "cpu"
+    state = torch.default_generator.get_state()
+    try:
+        yield
+        library = host.drawn()
+        if (
+            not library
+            and drawn_here
+            and not torch.equal(state, torch.default_generator.get_state())
+        ):
+            library = "torch's generator of the CPU"
+        changes = sorted(attributes.changes())
+    finally:
+        host.restore()
+        if drawn_here:
+            torch.default_generator.set_state(state)
+    if library:
+        raise drawn_elsewhere(library, candidate.device, candidate.subject)
+    if changes:
+        attributes.restore()
+        raise OperationRefused(
+            operation="setting an attribute",
+            doing="graphing",
+            subject=candidate.subject,
+            met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",
+            remedy="Return the value as an output, or write a tensor in place (buffer.copy_(x)). "
+            "What only the first call sets is fine: warm up with num_warmup_iters ≥ 1.",
+        )
+
+
+def drawn_elsewhere(source: str, device: torch.device, subject: str) -> OperationRefused:
+    """The error for a random draw that no replay on ``device`` makes."""
+    return OperationRefused(
+        operation="a random draw on the host",
+        doing="graphing",
+        subject=subject,
+        met=f"it draws from {source}, and a replay would repeat the draw of the capture",
+        remedy=f"Draw with torch on {device}, or draw outside and pass the result as a tensor.",
+    )

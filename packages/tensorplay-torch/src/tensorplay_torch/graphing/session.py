@@ -1,0 +1,214 @@
+"""Warming up and capturing callables so that nothing of it remains but the graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from tensorplay_core.runtime import select
+from tensorplay_torch.graphs import DRIVER
+from tensorplay_torch.tracking.attributes import Attributes
+from tensorplay_torch.tracking.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.preservation import Preservation
+
+from .candidate import Candidate
+from .differentiation import Leaf, gradients, history_begins, leaves_of, refuse_unused
+from .nesting import recording
+from .outputs import Outputs
+from .passes import Forward, known_objects, noted, record_forward
+from .purity import drawn_elsewhere
+from .settings import Settings
+from .substitution import StandIns, substituted
+
+__all__ = ["Session", "session"]
+
+
+class Session:
+    """Callables of one device, with stand-ins in the place of their parameters.
+
+    Args:
+        candidates: The callables, in the order of their calls.
+        stand_ins: Of all their parameters.
+        differentiate: Gradients are wanted too.
+        settings: How to capture.
+
+    Attributes:
+        settings: The same, with the random generators that the warm-up met.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        stand_ins: StandIns,
+        *,
+        differentiate: bool,
+        settings: Settings,
+    ) -> None:
+        self.settings = settings
+        self._candidates, self._stand_ins = candidates, stand_ins
+        self._differentiate = differentiate
+        # What a warm-up finds out: leaves that are not of the callable's own making, and which
+        # callables have several outputs with a gradient.
+        self._outside: dict[int, torch.Tensor] | None = None
+        self._several: dict[int, bool] = {}
+        self._written: dict[int, list[torch.Tensor]] = {}
+        self._preservation: Preservation | None = None
+
+    def warm_up(self, stream: object) -> None:
+        """Calls each callable on ``stream``, backward included, and undoes what that changed.
+
+        Raises:
+            CaptureError: A callable that cannot be captured, or an unused input.
+        """
+        if not self.settings.warmup:
+            return
+        device = self._candidates[0].device
+        buffers = [buffer for one in self._candidates for _, buffer in one.reached.buffers()]
+        _synchronize(device)
+        preservation = self._preservation = Preservation(device, buffers)
+        dispatch = CaptureDispatch([preservation])
+        self._outside = {}
+        try:
+            with select(DRIVER).using_stream(stream, device):
+                dispatch.start()
+                try:
+                    for candidate in self._candidates:
+                        preservation.written.clear()
+                        with noted("warming up", candidate):
+                            for _ in range(self.settings.warmup):
+                                self._call(candidate, preservation.is_born)
+                        self._written[id(candidate)] = list(preservation.written.values())
+                finally:
+                    dispatch.stop()
+        finally:
+            torch.clear_autocast_cache()
+            _synchronize(device)
+            preservation.restore()
+        for generator in preservation.generators:
+            if generator.device != device:
+                raise drawn_elsewhere(
+                    f"a generator of {generator.device}", device, self._candidates[0].subject
+                )
+        self.settings = replace(self.settings, generators=tuple(preservation.generators))
+
+    def retains(self, candidate: Candidate) -> bool:
+        """Whether backwards of ``candidate`` must leave what they use for others.
+
+        One with several outputs may be asked for the gradient of some of them only, which is
+        another backward.
+        """
+        return self.settings.retain or self._several.get(id(candidate), True)
+
+    def forward(
+        self, candidate: Candidate, inputs: Sequence[torch.Tensor], pool: Hashable
+    ) -> Forward:
+        """Captures the forward of ``candidate`` on ``inputs`` into ``pool``.
+
+        Raises:
+            CaptureError: As ``record_forward``; or an unused input.
+        """
+        outside = self._outside
+        made = record_forward(
+            candidate,
+            inputs,
+            stand_ins=self._stand_ins,
+            is_born=lambda tensor: outside is not None and id(tensor) not in outside,
+            used=self._preservation.used if self._preservation is not None else {},
+            written=self._written.get(id(candidate), ()),
+            pool=pool,
+            settings=self.settings,
+        )
+        self._refuse_unused(candidate, made.outputs, made.leaves, inputs)
+        return made
+
+    def _call(self, candidate: Candidate, is_born: Callable[[torch.Tensor], bool]) -> None:
+        # Autocast's casts of parameters have a history, which is an earlier call's.
+        torch.clear_autocast_cache()
+        since = history_begins()
+        outputs = Outputs(
+            candidate.run(candidate.arguments.tensors),
+            candidate.arguments.tensors,
+            known_objects(candidate, self._stand_ins),
+            device=candidate.device,
+            subject=candidate.subject,
+        )
+        differentiable = [outputs.computed[n] for n in outputs.differentiable]
+        self._several[id(candidate)] = len(differentiable) > 1
+        if not self._differentiate or not differentiable:
+            return
+        leaves = leaves_of(
+            differentiable,
+            inputs=candidate.arguments.tensors,
+            paths=candidate.arguments.paths,
+            stand_ins=self._stand_ins,
+            since=since,
+            is_born=is_born,
+            subject=candidate.subject,
+        )
+        self._refuse_unused(candidate, outputs, leaves, candidate.arguments.tensors)
+        if not leaves:
+            return
+        outside = self._outside
+        assert outside is not None
+        outside.update((id(leaf.tensor), leaf.tensor) for leaf in leaves)
+        seeds = [torch.zeros_like(tensor) for tensor in differentiable]
+        gradients(differentiable, leaves, seeds, retain=False)
+
+    def _refuse_unused(
+        self,
+        candidate: Candidate,
+        outputs: Outputs,
+        leaves: Sequence[Leaf],
+        inputs: Sequence[torch.Tensor],
+    ) -> None:
+        if self._differentiate and outputs.differentiable and not self.settings.allow_unused:
+            refuse_unused(
+                leaves,
+                inputs=inputs,
+                paths=candidate.arguments.paths,
+                parameters=candidate.reached.parameters() if candidate.is_module else (),
+                subject=candidate.subject,
+            )
+
+
+@contextmanager
+def session(
+    candidates: Sequence[Candidate], *, differentiate: bool, settings: Settings
+) -> Iterator[Session]:
+    """While entered, the callables may be warmed up and captured; all else is as it was after it.
+
+    Args:
+        candidates: Of one device.
+        differentiate: Capture with gradients, or as under ``torch.no_grad()``.
+        settings: How to capture.
+    """
+    modules = {
+        f"{number}:{path}": module
+        for number, one in enumerate(candidates)
+        for path, module in one.reached.modules.items()
+    }
+    parameters = [pair for one in candidates for pair in one.reached.parameters()]
+    with (
+        recording(),
+        torch.inference_mode(False),
+        torch.set_grad_enabled(differentiate),
+        substituted(modules, parameters if differentiate else ()) as stand_ins,
+    ):
+        owners = {
+            f"{number}:{name}": owner
+            for number, one in enumerate(candidates)
+            for name, owner in one.reached.owners.items()
+        }
+        attributes = Attributes({**owners, **modules})
+        try:
+            yield Session(candidates, stand_ins, differentiate=differentiate, settings=settings)
+        finally:
+            attributes.restore()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

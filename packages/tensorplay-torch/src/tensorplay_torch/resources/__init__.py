@@ -1,0 +1,1 @@
+"""What captured work lives on: devices, streams, memory pools, storages, generators."""

@@ -1,0 +1,328 @@
+"""Pools as torch knows them: an id that its allocator serves captures from, on one device."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
+
+import torch
+
+from tensorplay_core.errors import PoolMismatch
+from tensorplay_core.protocols import Pool
+from tensorplay_core.runtime import Runtime
+from tensorplay_torch._private import PRIVATE, required
+
+from .arena import Arena
+from .devices import index_of
+
+if TYPE_CHECKING:
+    from .streams import Lane
+
+__all__ = [
+    "Native",
+    "NoSpares",
+    "PoolRegistry",
+    "Spares",
+    "TorchPool",
+    "abandon",
+    "give_back",
+    "new_native",
+    "release_bodies",
+    "routed",
+    "routed_body",
+]
+
+Native: TypeAlias = tuple[int, int]
+
+
+class TorchPool:
+    """One pool of torch's.
+
+    Attributes:
+        id: What users pass around; on CUDA torch's own pair of ints.
+        device: The device of its memory.
+        native: The id that torch's allocator is given, None on the CPU.
+        owner: The torch object that the pool belongs to, None if it is known by its id alone.
+        stream: The stream that captures into it run on, once there is one.
+        lanes: The streams that were made for it, which it gives back: 0 is that of its captures,
+            1 that of their bodies, 2 that of bodies in these ...
+        warned: A capture on another stream was warned about.
+        bodies: How often conditional bodies began to allocate from which native ids.
+        host: On the CPU, the host driver's pool that stands for it, once a capture needs one.
+        arena: On the CPU, where captures into it have their outputs.
+        peak: The most bytes that a reading found.
+        former: Native ids that it had before.
+        used: torch has heard of its native id.
+        last: A graph that only keeps the native id good for captures.
+        spoilt: A capture under the native id broke: it is good for no other.
+    """
+
+    def __init__(
+        self, id: Hashable, device: torch.device, native: Native | None, owner: object = None
+    ) -> None:
+        self.id, self.device, self.native, self.owner = id, device, native, owner
+        self.stream: torch.cuda.Stream | None = None
+        self.lanes: dict[int, Lane] = {}
+        self.warned = False
+        self.bodies: Counter[Native] = Counter()
+        self.host: Pool | None = None
+        self.arena: Arena | None = None if device.type == "cuda" else Arena()
+        self.peak = 0
+        self.former: set[Native] = set()
+        self.used = False
+        self.last: torch.cuda.CUDAGraph | None = None
+        self._captures: Counter[Native] = Counter()
+        self.spoilt = self._released = False
+
+    def __repr__(self) -> str:
+        return f"<torch pool {self.id} on {self.device}>"
+
+    def begin(self) -> Native:
+        """The id that a capture which begins now allocates under; counts the capture."""
+        assert self.native is not None, "pools of the CPU have no captures of torch's"
+        if self.spoilt:
+            last, self.last = self.last, None
+            if last is not None:
+                last.reset()
+            self.former.add(self.native)
+            self.native, self.spoilt = new_native(), False
+        self._captures[self.native] += 1
+        self.used = True
+        return self.native
+
+    def end(self, graph: torch.cuda.CUDAGraph, native: Native) -> None:
+        """A graph of torch's, captured under ``native``, is not needed any more.
+
+        The last one stays until the pool is released: once all captures under an id are gone torch
+        refuses it to further ones, as long as it holds memory for it.
+        """
+        self._captures[native] -= 1
+        others = self._captures[native] or native != self.native or self.spoilt
+        if others or self.owner is not None or self._released:
+            graph.reset()
+            return
+        last, self.last = self.last, graph
+        if last is not None:
+            last.reset()
+
+    def lose(self) -> None:
+        """A capture into it broke, and its share was given back.
+
+        torch goes on taking it for under way where memory of the host is concerned, and would
+        refuse the id to the next.
+        """
+        if self.native is not None:
+            self._captures[self.native] -= 1
+        self.spoilt = True
+
+    def release(self) -> torch.cuda.CUDAGraph | None:
+        """Nobody captures into it any more; returns the last graph, if it is here to be reset."""
+        self._released = True
+        last, self.last = self.last, None
+        return last
+
+    def on_host(self, host: Runtime) -> Pool:
+        """The host driver's pool that stands for it: graphs that share it take turns by that."""
+        if self.host is None:
+            self.host = host.pool_create(host.resolve_device())
+        return self.host
+
+
+class Spares(Protocol):
+    """Memory of pools that ended, for pools to come."""
+
+    def keep(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> bool:
+        """Takes what ``pool`` has, with the graph that keeps it; False if it does not want it."""
+        ...
+
+    def give(self, pool: TorchPool) -> None:
+        """Gives a new pool what was taken, if there is anything."""
+        ...
+
+
+class NoSpares:
+    """Keeps nothing."""
+
+    def keep(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> bool:
+        """False."""
+        return False
+
+    def give(self, pool: TorchPool) -> None:
+        """Nothing."""
+
+
+class PoolRegistry:
+    """The pools that somebody holds, by id.
+
+    Attributes:
+        spares: What becomes of pools that nobody holds any more.
+    """
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakValueDictionary[Hashable, TorchPool] = (
+            weakref.WeakValueDictionary()
+        )
+        # torch refuses an id whose captures are all gone while tensors still live in its memory,
+        # so one that was given back stands for a new native id when it is taken up again.
+        self._spent: set[Hashable] = set()
+        self._serials = itertools.count(1)
+        self.spares: Spares = NoSpares()
+        self._lock = threading.Lock()
+
+    def create(self, device: torch.device) -> TorchPool:
+        """A pool that nothing is in yet."""
+        if device.type == "cuda":
+            id = new_native()
+            pool = TorchPool(id, device, id)
+            self.spares.give(pool)
+            return self._keep(pool)
+        return self._keep(TorchPool(("cpu", next(self._serials)), device, None))
+
+    def resolve(self, token: object, device: torch.device) -> TorchPool:
+        """The pool that ``token`` names: an id, a ``torch.cuda.MemPool`` or ``CUDAGraph``.
+
+        Raises:
+            PoolMismatch: It names none, or one of another device.
+        """
+        id, owner = _identity(token)
+        known = self._pools.get(id) if isinstance(id, Hashable) else None
+        if known is not None:
+            if known.device != device:
+                raise _mismatch(token, f"it is on {known.device}", device)
+            return known
+        if device.type == "cuda" and _is_native(id):
+            native = new_native() if id in self._spent else id
+            return self._keep(TorchPool(id, device, native, owner))
+        if device.type == "cpu" and id in self._spent:
+            return self._keep(TorchPool(id, device, None))
+        raise _mismatch(token, "torch knows no such pool there", device)
+
+    def forget(self, pool: TorchPool) -> None:
+        """The last graph let go of ``pool``."""
+        last = pool.release()
+        if last is not None and not self.spares.keep(pool, last):
+            last.reset()
+        with self._lock:
+            self._pools.pop(pool.id, None)
+            if pool.owner is None:
+                self._spent.add(pool.id)
+
+    def _keep(self, pool: TorchPool) -> TorchPool:
+        with self._lock:
+            return self._pools.setdefault(pool.id, pool)
+
+
+def new_native() -> Native:
+    """An id that torch's CUDA allocator has not given out before."""
+    first, second = torch.cuda.graph_pool_handle()
+    return (first, second)
+
+
+@contextmanager
+def routed(pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[None]:
+    """Allocations of the stream current at entry come from ``native`` while entered.
+
+    It goes by stream, not by thread, because the autograd engine allocates from threads of its
+    own. Each entry counts in ``begun``, for ``release_bodies`` to give back.
+    """
+    with _routed("begin_allocate_stream", pool, native, begun):
+        yield
+
+
+@contextmanager
+def routed_body(
+    pool: TorchPool, natives: tuple[Native, Native], begun: Counter[Native]
+) -> Iterator[None]:
+    """As ``routed``, from the first of two ids, for the body of a conditional.
+
+    What this thread allocates on other streams, forked inside the body, comes from the second:
+    torch would take it for eager work and hand the memory to others.
+    """
+    by_stream, by_thread = natives
+    with (
+        _routed("begin_allocate_stream", pool, by_stream, begun),
+        _routed("begin_allocate_thread", pool, by_thread, begun),
+    ):
+        yield
+
+
+@contextmanager
+def _routed(how: str, pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[None]:
+    index = index_of(pool.device)
+    begin = required(how, "routing allocations")
+    end = required("end_allocate", "routing allocations")
+    begin(index, native)
+    begun[native] += 1
+    pool.used = True
+    if native != pool.native:
+        pool.bodies[native] += 1
+    try:
+        yield
+    finally:
+        end(index, native)
+
+
+def release_bodies(pool: TorchPool, begun: Counter[Native]) -> None:
+    """Gives back what ``routed`` began; the memory returns with the last tensor in it."""
+    release = PRIVATE["release_pool"].value
+    if release is not None:
+        for native in begun.elements():
+            release(index_of(pool.device), native)
+    pool.bodies.subtract(begun)
+    pool.bodies += Counter()  # Drops those that nothing is counted for any more.
+    begun.clear()
+
+
+def give_back(pool: TorchPool) -> None:
+    """Gives back one capture's share of ``pool``."""
+    release = PRIVATE["release_pool"].value
+    if release is not None:
+        release(index_of(pool.device), pool.native)
+
+
+def abandon(pool: TorchPool) -> None:
+    """Ends what a capture that torch failed to end left begun in ``pool``."""
+    index = index_of(pool.device)
+    end = PRIVATE["end_allocate"].value
+    if end is None:
+        return
+    try:
+        end(index, pool.native)
+    except RuntimeError:
+        return  # torch had ended it by itself, and then gave it back as well.
+    give_back(pool)
+
+
+def _identity(token: object) -> tuple[object, object]:
+    """``(id, object that keeps its memory)``."""
+    if isinstance(token, TorchPool):
+        return token.id, token.owner
+    if isinstance(token, torch.cuda.MemPool):
+        return tuple(token.id), token
+    if isinstance(token, torch.cuda.CUDAGraph):
+        return tuple(token.pool()), token
+    return token, None
+
+
+def _is_native(id: object) -> TypeGuard[Native]:
+    return (
+        isinstance(id, tuple)
+        and len(id) == 2
+        and all(isinstance(part, int) and part >= 0 for part in id)
+        and (id[0] == 0) != (id[1] == 0)
+    )
+
+
+def _mismatch(token: object, met: str, device: torch.device) -> PoolMismatch:
+    return PoolMismatch(
+        doing="sharing",
+        subject=f"pool {token!r}",
+        met=met,
+        remedy=f"Pass None, an id from graph_pool_handle({str(device)!r}), a captured graph, or "
+        "a torch.cuda.MemPool of that device.",
+    )

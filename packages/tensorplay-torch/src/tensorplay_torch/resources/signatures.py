@@ -1,0 +1,94 @@
+"""Tensors compared with those of a capture: fast to say yes, slow and exact to say what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tensorplay_torch._private import PRIVATE
+
+__all__ = ["compare", "compile_check", "differences", "guard_of"]
+
+Check = Callable[[Sequence[Any]], bool]
+
+
+def compile_check(static: Sequence[torch.Tensor]) -> Check:
+    """A fast check of count, shape, strides, dtype, device and layout against ``static``.
+
+    It may say no to tensors that would do (a Parameter, one that requires grad, any under
+    autocast); ``differences`` decides then. It never says yes to tensors that would not.
+    """
+    check = guard_of(static)
+    if check is None:
+        return lambda inputs: not differences(static, inputs)
+    count = len(static)
+
+    def run(inputs: Sequence[Any]) -> bool:
+        return len(inputs) == count and check(*inputs)
+
+    # For those who count the inputs themselves, and to whom a frame matters.
+    run.guard = check  # type: ignore[attr-defined]
+    return run
+
+
+def guard_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """A check of torch's own for tensors like these, in modes like the present ones, if it has one.
+
+    It is called with the tensors, as many as these, and says no to whatever differs in anything.
+    """
+    guards = PRIVATE["tensor_guards"].value
+    # Views with the conjugate or negative bit set carry it outside of what the guards compare.
+    if guards is None or not tensors or any(map(_lazy_bits, tensors)):
+        return None
+    check: Callable[..., bool] = guards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    return check
+
+
+def differences(
+    static: Sequence[torch.Tensor], inputs: Sequence[Any], name: str = "inputs"
+) -> list[str]:
+    """What keeps ``inputs`` from standing for ``static``, one line each, by path."""
+    if len(inputs) != len(static):
+        return [f"len({name}): captured {len(static)}, got {len(inputs)}"]
+    return [
+        line
+        for place, (captured, given) in enumerate(zip(static, inputs, strict=True))
+        for line in compare(captured, given, f"{name}[{place}]")
+    ]
+
+
+def compare(captured: torch.Tensor, given: object, path: str) -> list[str]:
+    """What keeps ``given``, which is called ``path``, from standing for ``captured``."""
+    if not isinstance(given, torch.Tensor):
+        return [f"{path}: captured a tensor, got {type(given).__name__}"]
+    facts: list[tuple[str, object, object]] = [
+        ("shape", tuple(captured.shape), tuple(given.shape)),
+        ("dtype", captured.dtype, given.dtype),
+        ("device", captured.device, given.device),
+        ("layout", captured.layout, given.layout),
+        ("is_conj", captured.is_conj(), given.is_conj()),
+        ("is_neg", captured.is_neg(), given.is_neg()),
+    ]
+    if captured.layout == given.layout == torch.strided and captured.shape == given.shape:
+        facts.append(("stride", _strides(captured), _strides(given)))
+    return [f"{path}.{fact}: captured {was}, got {now}" for fact, was, now in facts if was != now]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    # The stride of a dimension of size 1 addresses nothing, and no dimension does in an empty one.
+    if not tensor.numel():
+        return ()
+    return tuple(
+        stride if size != 1 else None
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _lazy_bits(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()

@@ -1,0 +1,1 @@
+"""What captured work touches: the operations torch dispatches, their operands, hidden state."""

@@ -1,0 +1,95 @@
+"""What of torch's own state in this thread a capture must leave as it found it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.streams import Current
+
+from . import turns
+
+__all__ = ["Entered", "Surroundings"]
+
+
+class Surroundings:
+    """Grad mode and autocast of this thread, as they were when this was made.
+
+    Autocast keeps the low-precision copies of parameters it has made, per thread. A copy made
+    before a capture would be a frozen input of the graph, one made in a capture would reach eager
+    code before any replay has filled it, so the copies are dropped on either side.
+    """
+
+    __slots__ = ("_cache", "_cpu", "_cuda", "_grad")
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self._cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        self._cache = torch.is_autocast_cache_enabled()
+        torch.clear_autocast_cache()
+
+    def restore(self) -> None:
+        """Puts them back."""
+        torch.set_grad_enabled(self._grad)
+        for kind, (enabled, dtype) in (("cpu", self._cpu), ("cuda", self._cuda)):
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._cache)
+        torch.clear_autocast_cache()
+
+
+class Entered:
+    """What a capture on CUDA takes of its thread: the turn, device and stream, torch's settings.
+
+    Entered as a context it gives all that back at the exit.
+
+    Args:
+        stream: Current from here on, on its device.
+
+    Raises:
+        CaptureError: This thread has a capture under way.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        turns.take(stream)
+        self._settings = Surroundings()
+        self._index, self._device = index_of(stream.device), torch.cuda.current_device()
+        self._stream = Current(stream)
+        try:
+            if self._device != self._index:
+                torch.cuda.set_device(self._index)
+            self._stream.__enter__()
+        except BaseException:
+            self._give_back()
+            raise
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Makes the capture's device and stream current, if the user made others so."""
+        if torch.cuda.current_device() == self._index and self._stream.is_current():
+            return nullcontext()
+        return torch.cuda.stream(self._stream.stream)
+
+    def leave(self) -> None:
+        """Gives everything back."""
+        try:
+            self._stream.__exit__()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            if self._device != self._index:
+                torch.cuda.set_device(self._device)
+            self._settings.restore()
+        finally:
+            turns.give()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
