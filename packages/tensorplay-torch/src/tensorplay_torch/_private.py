@@ -149,7 +149,7 @@ PRIVATE: dict[str, Private] = {
     ),
     "set_versions": _find(
         "_autograd._unsafe_set_version_counter",
-        "a CPU capture leaves the versions of tensors it writes higher than they were",
+        "a capture leaves the versions of tensors it writes higher than they were",
         cuda=False,
     ),
 }

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import OperationRefused
 from tensorplay_core.protocols import CaptureOptions
 from tensorplay_torch.cpu.admission import Admission
-from tensorplay_torch.cpu.functions import HostReads
+from tensorplay_torch.cpu.functions import SEQUENCES, HostReads
 from tensorplay_torch.resources.generators import TAKES_IN_ANY, draws, identity
 from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.tracking.culprit import compiled, where
@@ -47,8 +47,9 @@ class FunctionScout(HostReads):
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Notes what is refused, and lets it pass."""
-        # On CUDA a capture has no function mode: what counts is what the operations do.
-        if self._cpu or func is DATA:
+        # On CUDA a capture has no function mode: what counts is what the operations do. But torch
+        # hides those of some functions.
+        if self._cpu or func == DATA or (func in HIDING and _on_device(args)):
             try:
                 super().admit(func, args, kwargs)
             except OperationRefused as error:
@@ -148,4 +149,14 @@ class OperationScout:
                 self.written.setdefault(key, (tensor, operation.name, where()))
 
 
+def _on_device(values: Sequence[Any]) -> bool:
+    return any(
+        not value.is_cpu if isinstance(value, Tensor) else _on_device(value)
+        for value in values
+        if isinstance(value, Tensor | list | tuple)
+    )
+
+
 DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+HIDING = SEQUENCES | {Tensor.__repr__, Tensor.__format__}
+"""Functions inside which torch shows no operation, and which read values on the host."""

@@ -16,7 +16,7 @@ from tensorplay_torch.tracking.culprit import frames
 from tensorplay_torch.tracking.modes import FUNCTION
 from tensorplay_torch.tracking.refusals import Reason, refused
 
-__all__ = ["HostReads"]
+__all__ = ["SEQUENCES", "HostReads"]
 
 REFUSED: Mapping[Any, tuple[str, Reason]] = {
     Tensor.item: ("Tensor.item", Reason.HOST_READ),

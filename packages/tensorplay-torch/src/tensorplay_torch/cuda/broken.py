@@ -27,7 +27,9 @@ REMEDIES = {
     ISOLATION: "Do not wait inside a capture for events recorded before it; synchronise ahead of "
     "it.",
     IMPLICIT: "Keep off the default stream inside a capture: make side streams with "
-    "torch.cuda.Stream().",
+    "torch.cuda.Stream(). If a backward pass did it, a result of an earlier forward is still held "
+    "(a loss, say), and gradients go to its parameters on the stream of that forward: let it go "
+    "(del loss), or use torch 2.13.",
     EVENT: "Synchronise with an event that is recorded outside, after the replay.",
 }
 # torch makes one handle of such a library a thread, at the first use.

@@ -251,6 +251,7 @@ def _begin_torch(
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     generators = Generators(device, registered)
     generators.register_with(graph)
+    pool.tied |= bool(registered)
     watch = Watch(device, options, generators)
     _forget_workspaces()
     try:

@@ -44,7 +44,9 @@ class OneSpare:
         segment.
         """
         lane = pool.lanes.get(0)
-        if lane is None or pool.native is None or pool.former or pool.bodies or pool.spoilt:
+        if lane is None or pool.native is None or pool.former or pool.bodies:
+            return False
+        if pool.spoilt or pool.tied:
             return False
         if pool.device in self._kept or not is_idle(pool.native, pool.device, most=MOST):
             return False

@@ -140,6 +140,7 @@ class Watch:
         self._bindings.check()
         self._bindings.forget()
         if self._listener is not None:
+            self._listener.versions.restore()
             self._listener.operands.seal()
 
     def undo(self) -> None:
@@ -152,6 +153,7 @@ class Watch:
         self._bindings.forget()
         self._random.kept.clear()
         if self._listener is not None:
+            self._listener.versions.restore()
             self._listener.operands.seal()
             self._listener.operands.retained.clear()
 

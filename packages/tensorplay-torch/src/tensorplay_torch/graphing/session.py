@@ -10,9 +10,11 @@ import torch
 
 from tensorplay_core.runtime import select
 from tensorplay_torch.graphs import DRIVER
+from tensorplay_torch.resources.generators import serves
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.dispatch import CaptureDispatch
 from tensorplay_torch.tracking.preservation import Preservation
+from tensorplay_torch.tracking.surroundings import steady_streams
 
 from .candidate import Candidate
 from .differentiation import Leaf, gradients, history_begins, leaves_of, refuse_unused
@@ -71,8 +73,9 @@ class Session:
         preservation = self._preservation = Preservation(device, buffers)
         dispatch = CaptureDispatch([preservation])
         self._outside = {}
+        written: dict[int, list[torch.Tensor]] = {}
         try:
-            with select(DRIVER).using_stream(stream, device):
+            with select(DRIVER).using_stream(stream, device), steady_streams(device):
                 dispatch.start()
                 try:
                     for candidate in self._candidates:
@@ -80,15 +83,18 @@ class Session:
                         with noted("warming up", candidate):
                             for _ in range(self.settings.warmup):
                                 self._call(candidate, preservation.is_born)
-                        self._written[id(candidate)] = list(preservation.written.values())
+                        written[id(candidate)] = list(preservation.written.values())
                 finally:
                     dispatch.stop()
         finally:
             torch.clear_autocast_cache()
             _synchronize(device)
             preservation.restore()
+        # Aliases, which count writes together with the tensors; made in a dispatch mode, which is
+        # below that counting, they would not.
+        self._written = {key: [one.detach() for one in ones] for key, ones in written.items()}
         for generator in preservation.generators:
-            if generator.device != device:
+            if not serves(generator, device):
                 raise drawn_elsewhere(
                     f"a generator of {generator.device}", device, self._candidates[0].subject
                 )

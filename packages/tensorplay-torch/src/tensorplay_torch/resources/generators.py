@@ -21,7 +21,7 @@ from .devices import index_of
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Generators", "checked", "draws", "identity", "keep_state"]
+__all__ = ["Generators", "checked", "draws", "identity", "keep_state", "serves"]
 
 # From 2.12 on a capture takes in any generator that its work draws from; before, only those that
 # were registered, and torch refuses work that draws from others.
@@ -101,8 +101,7 @@ def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.G
                 met=f"it is a {type(one).__name__}",
                 remedy=f"Pass torch.Generator(device={str(device)!r}).",
             )
-        # One that was made for "cuda" serves whichever device is current: the capture's.
-        if one.device.type != device.type or one.device.index not in (None, device.index):
+        if not serves(one, device):
             raise ArgumentError(
                 doing="registering",
                 subject=f"a generator of {one.device}",
@@ -111,6 +110,13 @@ def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.G
             )
         found.append(one)
     return tuple(found)
+
+
+def serves(generator: torch.Generator, device: torch.device) -> bool:
+    """True if work on ``device`` can draw from ``generator``."""
+    # One that was made for "cuda" serves whichever device is current: the capture's.
+    its = generator.device
+    return its.type == device.type and its.index in (None, device.index)
 
 
 def draws(operation: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:

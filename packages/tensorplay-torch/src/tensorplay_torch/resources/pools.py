@@ -60,6 +60,7 @@ class TorchPool:
         used: torch has heard of its native id.
         last: A graph that only keeps the native id good for captures.
         spoilt: A capture under the native id broke: it is good for no other.
+        tied: ``last`` keeps generators of the user's too.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class TorchPool:
         self.used = False
         self.last: torch.cuda.CUDAGraph | None = None
         self._captures: Counter[Native] = Counter()
-        self.spoilt = self._released = False
+        self.spoilt = self.tied = self._released = False
 
     def __repr__(self) -> str:
         return f"<torch pool {self.id} on {self.device}>"

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 
 from tensorplay_core.protocols import CaptureOptions
 from tensorplay_torch.resources.storages import Pins, key_of
+from tensorplay_torch.resources.versions import Versions
 
 from .culprit import name_of, where
 from .liveness import Input
@@ -40,13 +41,20 @@ class Operands:
         options: Whether to keep external storages or to watch them.
         held: How many references to a storage are the graph's own, and so no sign of life; None
             if it has none.
+        versions: Notes the tensors that are written; None if somebody else does.
 
     Attributes:
         retained: The external storages that are kept, by key.
     """
 
-    def __init__(self, options: CaptureOptions, held: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self,
+        options: CaptureOptions,
+        held: Callable[[int], int] | None = None,
+        versions: Versions | None = None,
+    ) -> None:
         self._weak = options.check_input_liveness
+        self._versions = versions
         self._held = held
         # Storages met so far, by key: True for those born in the capture. The keys stay theirs as
         # long as the storages are kept, watched or pinned.
@@ -82,6 +90,9 @@ class Operands:
             if operation.writes:
                 for tensor in operation.written(args, kwargs):
                     self.wrote(tensor)
+                    # The write is counted when the operation returns.
+                    if self._versions is not None and not self.is_born(tensor):
+                        self._versions.note(tensor)
         if isinstance(result, Tensor):
             self._bear(result)
         else:
@@ -104,6 +115,13 @@ class Operands:
         """True if the tensor's memory was born in this capture."""
         try:
             return self._known.get(key_of(tensor), False)
+        except NotImplementedError:
+            return False
+
+    def is_kept(self, tensor: torch.Tensor) -> bool:
+        """True if the tensor's memory is kept with the graph: external, or that of a constant."""
+        try:
+            return key_of(tensor) in self.retained
         except NotImplementedError:
             return False
 
@@ -189,10 +207,12 @@ class DeviceListener:
     Attributes:
         operands: What was used.
         bindings: What Python came to be bound to.
+        versions: Of the external tensors that were written, as they were.
     """
 
     def __init__(self, device: str, options: CaptureOptions) -> None:
-        self.operands = Operands(options)
+        self.versions = Versions()
+        self.operands = Operands(options, versions=self.versions)
         self.bindings = Bindings(self.operands.is_born)
         self._device = device
 

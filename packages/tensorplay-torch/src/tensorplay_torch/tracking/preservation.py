@@ -33,7 +33,7 @@ class Preservation:
     Attributes:
         generators: Random generators, beside the default ones, that the work drew from.
         used: What the work was given that it did not make: names of storages by key.
-        written: Of that, what it wrote: aliases that count writes together with the tensors.
+        written: Of that, what it wrote.
     """
 
     def __init__(self, device: torch.device, buffers: Iterable[torch.Tensor]) -> None:
@@ -55,6 +55,9 @@ class Preservation:
             self._states[id(generator)] = (generator, generator.get_state())
         for buffer in buffers:
             self.save(buffer)
+        if device.type == "cuda":
+            # The work may run on another stream, and write before these copies have read.
+            torch.cuda.synchronize(device)
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Saves what ``func`` is about to change."""
@@ -66,7 +69,7 @@ class Preservation:
             self.save(tensor)
             # A write that the schema does not tell of is not counted by eager either.
             if (key := _key(tensor)) in self.used and func._schema.name not in HIDDEN_WRITES:
-                self.written.setdefault(key, tensor.detach())
+                self.written.setdefault(key, tensor)
         generator = kwargs.get("generator")
         if generator is not None and id(generator) not in self._states:
             self._states[id(generator)] = (generator, generator.get_state())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tensorplay_torch.resources.streams import Current
 
 from . import turns
 
-__all__ = ["Entered", "Surroundings"]
+__all__ = ["Entered", "Surroundings", "steady_streams"]
 
 
 class Surroundings:
@@ -42,6 +43,51 @@ class Surroundings:
         torch.clear_autocast_cache()
 
 
+class _Streams:
+    """How autograd treats gradients of tensors whose node remembers another stream.
+
+    Such a node is alive with an autograd graph of an earlier forward. A capture has it run on the
+    capture's stream, where torch can do that (2.13); and no warning is due to the user, who has no
+    say in which streams captures and their warm-ups run on.
+    """
+
+    __slots__ = ("_override", "_warn")
+
+    def __init__(self) -> None:
+        self._override = _switch("_override_stale_capture_stream", True, default=False)
+        self._warn = _switch("_warn_on_accumulate_grad_stream_mismatch", False, default=True)
+
+    def restore(self) -> None:
+        """Puts that back."""
+        _switch("_override_stale_capture_stream", self._override, default=False)
+        _switch("_warn_on_accumulate_grad_stream_mismatch", self._warn, default=True)
+
+
+@contextmanager
+def steady_streams(device: torch.device) -> Iterator[None]:
+    """For warm-ups that run a backward pass on a stream of this package's."""
+    if device.type != "cuda":
+        yield
+        return
+    before = _Streams()
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def _switch(name: str, on: bool, *, default: bool) -> bool:
+    """Sets one of torch's switches of that name, if it has it; returns what it was."""
+    write = getattr(torch._C, f"_set{name}", None)
+    if write is None:
+        return default
+    read = getattr(torch._C, name, None)
+    before = bool(read()) if read is not None else default
+    if before != on:
+        write(on)
+    return before
+
+
 class Entered:
     """What a capture on CUDA takes of its thread: the turn, device and stream, torch's settings.
 
@@ -56,7 +102,7 @@ class Entered:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         turns.take(stream)
-        self._settings = Surroundings()
+        self._settings, self._streams = Surroundings(), _Streams()
         self._index, self._device = index_of(stream.device), torch.cuda.current_device()
         self._stream = Current(stream)
         try:
@@ -85,6 +131,7 @@ class Entered:
             if self._device != self._index:
                 torch.cuda.set_device(self._device)
             self._settings.restore()
+            self._streams.restore()
         finally:
             turns.give()
 
