@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,12 +19,15 @@ from tensorplay_torch import CUDAGraph, graph
 from tensorplay_torch.cuda.capture import attempt
 from tensorplay_torch.graphing.eligibility import DDP_WARMUP, is_ddp
 from tensorplay_torch.numbered import NumberedNode, numbered
+from tensorplay_torch.tracking.fixed import same
+from tensorplay_torch.tracking.surroundings import steady_streams
 
 from .admission import admit_step, subject_of
 from .batch import Batch
 from .hyperparameters import Hyperparameters, put_values, to_capture, values_of
 from .optimizers import create_state
 from .purity import nothing_else
+from .reads import Reads, refused, settings_of
 from .recipe import Around, Outcome, Recipe
 from .snapshot import Before, named_state
 
@@ -118,14 +121,21 @@ class Session:
             steps = max(steps, DDP_WARMUP)
         steps = max(steps, 0 if _has_state(recipe) else 1)
         example = [tensor.clone() for tensor in batch.tensors]
+        # They are read on other streams.
+        _synchronize(recipe.device)
         loss: torch.Tensor | None = None
         try:
             for stream in self._streams(bodies):
-                with select(DRIVER).using_stream(stream, recipe.device), self._before.watching():
+                with (
+                    select(DRIVER).using_stream(stream, recipe.device),
+                    steady_streams(recipe.device),
+                    self._before.watching(),
+                ):
                     for _ in range(steps):
                         for static, value in zip(batch.tensors, example, strict=True):
                             static.copy_(value)
-                        loss = recipe.run(batch.static_inputs, batch.static_targets).loss
+                        unset = partial(_unset, settings_of(recipe.optimizer), recipe.optimizer)
+                        loss = recipe.run(batch.static_inputs, batch.static_targets, unset).loss
                 _synchronize(recipe.device)
         except BaseException as error:
             attempt("undoing the warm-up", self._undo_memory, error)
@@ -186,15 +196,18 @@ class Session:
             if generator.device.type == recipe.device.type:
                 made.register_generator_state(generator)
         nodes: list[NumberedNode] = []
+        reads = Reads(recipe.optimizer, recipe.loss_function, recipe.gradient_transform)
         try:
             with (
                 put_values(recipe.optimizer, values),
-                nothing_else(recipe, self._before.modules),
-                _override_stale_stream(recipe.device),
+                reads.noting(),
+                nothing_else(recipe, {**self._before.modules, **self._before.objects}),
                 graph(made, pool=self._pool.id, capture_error_mode="thread_local"),
             ):
-                result = work(made, partial(_noting, made, nodes))
-            numbers = Hyperparameters(recipe.optimizer, made, nodes, values, self._update_alone)
+                result = work(made, partial(_noting, made, nodes, reads))
+            numbers = Hyperparameters(
+                recipe.optimizer, made, nodes, values, self._update_alone, reads
+            )
         except BaseException:
             made.close()
             raise
@@ -206,7 +219,7 @@ class Session:
         trial = CUDAGraph(device=recipe.device)
         with graph(trial, capture_error_mode="thread_local", track_operands=False):
             recipe.features.unscale(recipe.optimizer)
-            recipe.update(partial(_noting, trial, nodes))
+            recipe.update(partial(_noting, trial, nodes, None))
         trial.close()
         return nodes
 
@@ -237,10 +250,19 @@ def session(recipe: Recipe, pool: object) -> Iterator[Session]:
 
 
 @contextmanager
-def _noting(captured: CUDAGraph, nodes: list[NumberedNode]) -> Iterator[None]:
-    with numbered(captured) as found:
+def _noting(captured: CUDAGraph, nodes: list[NumberedNode], reads: Reads | None) -> Iterator[None]:
+    with numbered(captured) as found, reads.update() if reads is not None else nullcontext():
         yield
     nodes.extend(found)
+
+
+@contextmanager
+def _unset(before: dict[tuple[int, str], Any], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Refuses a step that set entries of groups before its update."""
+    for key, value in settings_of(optimizer).items():
+        if key in before and value is not before[key] and not same(before[key], value):
+            raise refused(*key)
+    yield
 
 
 def _has_state(recipe: Recipe) -> bool:
@@ -269,22 +291,6 @@ def _gradients(recipe: Recipe) -> dict[str, torch.Tensor]:
             stacklevel=4,
         )
     return found
-
-
-@contextmanager
-def _override_stale_stream(device: torch.device) -> Iterator[None]:
-    """Lets autograd take the capture stream where a node remembers an earlier one, if it can."""
-    change = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
-    if change is None or device.type != "cuda":
-        yield
-        return
-    read: Any = getattr(torch._C, "_override_stale_capture_stream", None)
-    before = bool(read()) if read is not None else False
-    change(True)
-    try:
-        yield
-    finally:
-        change(before)
 
 
 def _synchronize(device: torch.device) -> None:

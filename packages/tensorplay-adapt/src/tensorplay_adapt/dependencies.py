@@ -54,6 +54,7 @@ class Dependencies:
         }
         self._state, self._groups = optimizer.state, optimizer.param_groups
         self._lists = [group["params"] for group in self._groups]
+        self._steered = list(chain.from_iterable(self._lists))
         # Dicts by what they are called; an empty one matters where things are added to be run.
         self._dicts: dict[str, dict[Any, Any]] = {
             f"{path or 'the module'}.{kind}": vars(module)[kind]
@@ -62,6 +63,14 @@ class Dependencies:
             if vars(module)[kind] or isinstance(module, CONTAINERS)
         }
         self._states = list(self._state.values())
+        settings = {
+            one: f"param_groups[{place}][{name!r}]"
+            for place, group in enumerate(self._groups)
+            for name, value in group.items()
+            if name != "params"
+            for one in (value if isinstance(value, list | tuple) else (value,))
+            if isinstance(one, torch.Tensor)
+        }
         for parameter, state in self._state.items():
             self._dicts[f"optimizer.state[{self._name(parameter)}]"] = state
         # Views show what the dicts hold at the time.
@@ -72,11 +81,13 @@ class Dependencies:
             dict.fromkeys(
                 chain(
                     (one for one in self._held if isinstance(one, nn.Parameter)),
-                    chain.from_iterable(self._lists),
+                    self._steered,
+                    settings,
                     (one for one, name in self._names.items() if not name.startswith(OF_STATE)),
                 )
             )
         )
+        self._names = {**settings, **self._names}
         self._addresses = list(map(_address, self._watched))
         self._requires = list(map(_requires_grad, self._watched))
         self._attributes = [vars(module) for module in self._modules.values()]
@@ -100,13 +111,13 @@ class Dependencies:
         """``unchanged``, with everything that it looks at within reach."""
         optimizer, state, groups = self._optimizer, self._state, self._groups
         states, held_groups = self._states, self._held_groups
-        lists, lengths = self._lists, self._lengths
+        lists, lengths, steered = self._lists, self._lengths, self._steered
         views, sizes, held = self._views, self._sizes, self._held
         watched, addresses, requires = self._watched, self._addresses, self._requires
         attributes, modes = self._attributes, self._modes
         scaler, settings = self._scaler, self._settings
         autocast, values = self._autocast.difference, state.values()
-        number, flat = len(groups), chain.from_iterable
+        number, flat, entries = len(groups), chain.from_iterable, len(states)
 
         def unchanged() -> bool:
             return (
@@ -114,6 +125,7 @@ class Dependencies:
                 and optimizer.param_groups is groups
                 and len(groups) == number
                 and all(map(is_, groups, held_groups))
+                and len(values) >= entries
                 and all(map(is_, values, states))
                 and list(map(len, views)) == sizes
                 and all(map(is_, flat(views), held))
@@ -121,6 +133,7 @@ class Dependencies:
                 and list(map(_requires_grad, watched)) == requires
                 and list(map(_training, attributes)) == modes
                 and list(map(len, lists)) == lengths
+                and all(map(is_, flat(lists), steered))
                 and (scaler is None or all(map(is_, _scaling(scaler), settings)))
                 and not autocast()
             )
@@ -151,6 +164,8 @@ class Dependencies:
     def _rebound(self) -> Iterator[str]:
         if self._optimizer.state is not self._state:
             yield "optimizer.state was replaced (load_state_dict puts new tensors in)"
+        elif len(self._state) < len(self._states):
+            yield "entries of optimizer.state were removed"
         elif not all(map(is_, self._state.values(), self._states)):
             yield "an entry of optimizer.state was replaced"
         if self._optimizer.param_groups is not self._groups:
@@ -159,8 +174,8 @@ class Dependencies:
             yield f"optimizer has {len(self._groups)} parameter groups, had {len(self._lists)}"
         elif not all(map(is_, self._groups, self._held_groups)):
             yield "an entry of optimizer.param_groups was replaced"
-        elif list(map(len, self._lists)) != self._lengths:
-            yield "a parameter group has another number of parameters"
+        else:
+            yield from self._regrouped()
         held = iter(self._held)
         for (name, source), size in zip(self._dicts.items(), self._sizes, strict=True):
             before = [next(held) for _ in range(size)]
@@ -171,6 +186,19 @@ class Dependencies:
             for key, was, value in zip(source, before, now, strict=True):
                 if value is not was and (isinstance(value, torch.Tensor) or value != was):
                     yield f"{name}[{key!r}] was replaced"
+
+    def _regrouped(self) -> Iterator[str]:
+        steered = iter(self._steered)
+        for place, (group, held, size) in enumerate(
+            zip(self._groups, self._lists, self._lengths, strict=True)
+        ):
+            before, now = [next(steered) for _ in range(size)], group["params"]
+            if len(now) != size:
+                yield f"param_groups[{place}] has {len(now)} parameters, had {size}"
+            elif not all(map(is_, now, before)):
+                yield f"param_groups[{place}]['params'] has other parameters"
+            elif now is not held:
+                yield f"param_groups[{place}]['params'] was replaced"
 
     def _name(self, tensor: Any) -> str:
         return self._names.get(tensor, "a parameter")

@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 
+from tensorplay_torch.tracking.fixed import same
+
 from .formulas import Key
 from .hyperparameters import Hyperparameters, values_of
-from .optimizers import rule_of
 
 __all__ = ["Groups"]
+
+ABSENT = object()
+NUMBER = object()
+"""Stands in an option for a number, which is followed by itself."""
 
 
 class Groups:
@@ -31,7 +36,10 @@ class Groups:
         self._optimizer = optimizer
         self.graphs = list(graphs)
         self.overridden: dict[Key, float] = {}
-        self._options = list(_options(optimizer))
+        self._options = dict(_options(optimizer))
+        self._names = {
+            (place, name) for place, group in enumerate(optimizer.param_groups) for name in group
+        }
         self._note()
 
     def _note(self) -> None:
@@ -39,11 +47,21 @@ class Groups:
         self._views = [group.values() for group in self._optimizer.param_groups]
         self._sizes = list(map(len, self._views))
         self._seen = list(chain.from_iterable(self._views))
+        # Who writes into a list leaves the list where it was.
+        self._lists = [
+            value
+            for group in self._optimizer.param_groups
+            for name, value in group.items()
+            if name != "params" and isinstance(value, list | dict)
+        ]
+        self._contents = list(map(_held, self._lists))
 
     def unchanged(self) -> bool:
         """True if every entry of the groups is the very object that it was."""
-        return list(map(len, self._views)) == self._sizes and all(
-            map(is_, chain.from_iterable(self._views), self._seen)
+        return (
+            list(map(len, self._views)) == self._sizes
+            and all(map(is_, chain.from_iterable(self._views), self._seen))
+            and (not self._lists or all(map(_holds, self._lists, self._contents)))
         )
 
     def follow(self) -> bool:
@@ -72,19 +90,24 @@ class Groups:
             for key, was, now in graph.refused({**values, **self.overridden}):
                 refused[key] = f"{_spelled(key)} is {now}, and {was} is fixed in the graph"
             for key in graph.keys - values.keys():
-                refused[key] = f"{_spelled(key)} is {self._said_now(key)}, was a number"
+                if self._read(key[0], key[1]):
+                    refused[key] = f"{_spelled(key)} is {self._said_now(key)}, was a number"
         yield from refused.values()
-        options = {(place, name): value for place, name, value in _options(self._optimizer)}
-        for place, name, was in self._options:
-            now = options.get((place, name), was)
-            if now is not was and (isinstance(was, torch.Tensor) or not _same(was, now)):
-                yield f"{_spelled((place, name, None))} is {_said(now)}, was {_said(was)}"
-        if rule_of(self._optimizer) is None:
-            # What torch's own optimizers do not know, they do not read either.
-            known = {(place, name) for place, name, _ in self._options}
-            known |= {key[:2] for graph in self.graphs for key in graph.keys}
-            for place, name in {*options, *(key[:2] for key in values)} - known:
-                yield f"{_spelled((place, name, None))} is new"
+        options = dict(_options(self._optimizer))
+        for (place, name), was in self._options.items():
+            if not self._read(place, name) or (place, name, None) in values:
+                continue
+            now = options.get((place, name), ABSENT)
+            if not _alike(was, now):
+                said = "gone" if now is ABSENT else _said(now)
+                yield f"{_spelled((place, name, None))} is {said}, was {_said(was)}"
+        for place, group in enumerate(self._optimizer.param_groups):
+            for name in group:
+                if (place, name) not in self._names and self._read(place, name):
+                    yield f"{_spelled((place, name, None))} is new"
+
+    def _read(self, place: int, name: str) -> bool:
+        return any(graph.reads(place, name) for graph in self.graphs)
 
     def _said_now(self, key: Key) -> str:
         for group in self._optimizer.param_groups[key[0] :]:
@@ -92,17 +115,47 @@ class Groups:
         return "gone"
 
 
-def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, Any]]:
-    """Every entry of the groups that is no number to follow."""
-    numbers = {key[:2] for key in values_of(optimizer)}
+def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[int, str], Any]]:
+    """Every entry of the groups that is no number to follow; copies of what may be changed."""
+    values = values_of(optimizer)
+    numbers: dict[tuple[int, str], set[int | None]] = {}
+    for place, name, index in values:
+        numbers.setdefault((place, name), set()).add(index)
     for place, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
-            if name != "params" and (place, name) not in numbers:
-                yield place, name, value
+            indices = numbers.get((place, name), set())
+            if name == "params" or None in indices:
+                continue
+            if indices:
+                value = [NUMBER if n in indices else one for n, one in enumerate(value)]
+            yield (place, name), _copied(value)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _copied(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_copied(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return value
+
+
+def _held(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)
+
+
+def _holds(container: Any, before: list[Any]) -> bool:
+    now = _held(container)
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    return same(one, other)
 
 
 def _said(value: Any) -> str:

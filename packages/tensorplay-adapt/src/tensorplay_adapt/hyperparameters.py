@@ -21,6 +21,7 @@ from tensorplay_torch.numbered import NumberedNode
 
 from .formulas import Key, Place, Values, explain, formulas, packed
 from .optimizers import rule_of
+from .reads import Reads
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -51,6 +52,8 @@ NUMBERS = frozenset(
 )
 """Hyper-parameters of torch's optimizers: an int among them is a number like any other."""
 STAND_IN = 0.0123456789
+REPEATS = 2
+"""How often captures are repeated to tell numbers from addresses."""
 
 
 def values_of(optimizer: Optimizer) -> dict[Key, float]:
@@ -105,9 +108,10 @@ class Hyperparameters:
         nodes: Those of the optimizer's step in it.
         captured: The values it was captured with.
         trial: Captures the optimizer's step alone; None if that cannot be done.
+        reads: What the captured step read of the groups; None if nobody knows.
 
     Attributes:
-        frozen: Those that cannot be changed in place.
+        frozen: Those that the step reads and that cannot be changed in place.
     """
 
     def __init__(
@@ -117,8 +121,10 @@ class Hyperparameters:
         nodes: Sequence[NumberedNode],
         captured: Values,
         trial: Trial | None,
+        reads: Reads | None = None,
     ) -> None:
         self._optimizer, self._graph, self._nodes = optimizer, graph, nodes
+        self._reads = reads
         self._written = dict(captured)
         self._places: dict[Key, list[Place]] = {}
         self.frozen = set(captured)
@@ -128,6 +134,19 @@ class Hyperparameters:
             for place in places:
                 for key in place.formula.keys:
                     self._places.setdefault(key, []).append(place)
+        # A number that stands nowhere became part of the graph in some other way.
+        self.frozen |= {key for key in captured if key not in self._places or self._elsewhere(key)}
+        self.frozen = set(filter(self._read, self.frozen))
+
+    def reads(self, place: int, name: str) -> bool:
+        """True if the step may compute with this entry of a group."""
+        return self._reads is None or self._reads.read(place, name)
+
+    def _read(self, key: Key) -> bool:
+        return self.reads(key[0], key[1])
+
+    def _elsewhere(self, key: Key) -> bool:
+        return self._reads is not None and self._reads.elsewhere(key[0], key[1])
 
     @classmethod
     def fixed(cls, optimizer: Optimizer, graph: CUDAGraph) -> Hyperparameters:
@@ -141,41 +160,59 @@ class Hyperparameters:
         trials: list[tuple[Values, list[bytes]]] = [
             (self._written, [node.data for node in self._nodes])
         ]
+        others = []
         for seed in range(2):
             values = _perturbed(self._written, seed)
-            data = self._data(trial, values)
-            if data is None:
+            nodes = self._tried(trial, values)
+            if nodes is None:
                 return None
-            trials.append((values, data))
+            trials.append((values, [node.data for node in nodes]))
+            others.append([node.constants for node in nodes])
         places, unknown = explain(list(formulas(self._written, self._factors())), trials)
-        frozen = self._culprits(trial, unknown) if unknown else set()
+        frozen = (
+            self._culprits(trial, unknown, trials) if unknown or others[0] != others[1] else set()
+        )
         return (places, frozen) if self._writable(places) else None
 
-    def _culprits(self, trial: Trial, unknown: Iterable[tuple[int, int]]) -> set[Key]:
+    def _culprits(
+        self,
+        trial: Trial,
+        unknown: Iterable[tuple[int, int]],
+        trials: list[tuple[Values, list[bytes]]],
+    ) -> set[Key]:
         """Which hyper-parameters reach a place that is not understood."""
-        again = self._data(trial, self._written)
-        if again is None:
-            return set(self._written)
-        # What differs between two captures of the same values is an address, not a number.
-        doubtful = [
-            (node, offset)
-            for node, offset in unknown
-            if _word(again[node], offset) == _word(self._nodes[node].data, offset)
-        ]
-        if not doubtful:
-            return set()
+        doubtful = set(unknown)
+        ballast: list[bytearray] = []
+        again: Sequence[NumberedNode] | None = None
+        for values, data in reversed(trials * REPEATS):
+            # What differs between two captures of the same values is an address, not a number. The
+            # unused part of a kernel's parameters holds what lay on the stack: addresses of the
+            # host too, which are to differ likewise.
+            ballast.extend(bytearray(size) for size in range(16, 1024, 16))
+            again = self._tried(trial, values)
+            if again is None:
+                return set(self._written)
+            doubtful = {place for place in doubtful if _same(place, again, data)}
+        assert again is not None
+        constants, usual = [node.constants for node in again], [node.data for node in again]
         culprits = set()
         for key, value in self._written.items():
-            changed = self._data(trial, {**self._written, key: _other(value, random.Random(7))})
-            if changed is None or any(
-                _word(changed[node], offset) != _word(again[node], offset)
-                for node, offset in doubtful
+            other = {**self._written, key: _other(value, random.Random(7))}
+            one, two = self._tried(trial, other), self._tried(trial, other)
+            if (
+                one is None
+                or two is None
+                or [node.constants for node in one] != constants
+                or any(
+                    not _same(place, one, usual) and _same(place, two, [n.data for n in one])
+                    for place in doubtful
+                )
             ):
                 culprits.add(key)
         return culprits
 
-    def _data(self, trial: Trial, values: Values) -> list[bytes] | None:
-        """The data of the step's nodes with other values; None if they are other nodes."""
+    def _tried(self, trial: Trial, values: Values) -> Sequence[NumberedNode] | None:
+        """The nodes of the step with other values; None if they are not the same ones."""
         try:
             with put_values(self._optimizer, values):
                 found = trial()
@@ -184,7 +221,7 @@ class Hyperparameters:
             return None
         if [(n.name, len(n.data)) for n in found] != [(n.name, len(n.data)) for n in self._nodes]:
             return None
-        return [node.data for node in found]
+        return found
 
     def _factors(self) -> Iterator[tuple[Key, float]]:
         rule = rule_of(self._optimizer)
@@ -233,6 +270,8 @@ class Hyperparameters:
     def refused(self, values: Mapping[Key, float]) -> Iterator[tuple[Key, float, float]]:
         """Those that cannot become live, each with its value in the graph and now."""
         for key, value in values.items():
+            if not self._read(key):
+                continue
             was = self._written.get(key, value)
             # A step branches on whether one is zero: then other operations would be captured.
             turned = (value == 0) != (was == 0) and key[1] != "lr"
@@ -259,5 +298,7 @@ def _other(value: float, source: random.Random) -> float:
     return value * source.uniform(0.6, 0.99) if value and math.isfinite(value) else value
 
 
-def _word(data: bytes, offset: int) -> bytes:
-    return data[offset : offset + 4]
+def _same(place: tuple[int, int], nodes: Sequence[NumberedNode], data: Sequence[bytes]) -> bool:
+    """True if that word of that node is as it is in ``data``."""
+    node, offset = place
+    return nodes[node].data[offset : offset + 4] == data[node][offset : offset + 4]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from tensorplay_core.errors import OperationRefused
 from tensorplay_torch.tracking.attributes import Attributes
@@ -14,18 +13,23 @@ from tensorplay_torch.tracking.preservation import HostRandom
 
 from .admission import subject_of
 from .recipe import Recipe
+from .snapshot import OF_OPTIMIZERS
 
 __all__ = ["nothing_else"]
 
 
 @contextmanager
-def nothing_else(recipe: Recipe, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+def nothing_else(recipe: Recipe, objects: Mapping[str, object]) -> Iterator[None]:
     """Refuses what the code in the block does beside work of the recipe's device.
 
+    Args:
+        recipe: What the block runs.
+        objects: Whose attributes it may set: modules, owners of methods, schedules.
+
     Raises:
-        OperationRefused: It set attributes of modules, or drew random numbers on the host.
+        OperationRefused: It set attributes, or drew random numbers on the host.
     """
-    host, attributes = HostRandom(), Attributes(modules)
+    host, attributes = HostRandom(), Attributes(objects, OF_OPTIMIZERS)
     elsewhere = recipe.device.type != "cpu"
     state = torch.default_generator.get_state()
     try:

@@ -8,17 +8,23 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.optim.lr_scheduler import LRScheduler
 
 from tensorplay_core.errors import SignatureMismatch
 from tensorplay_torch.graphing.eligibility import is_ddp
+from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.tracking.attributes import Attributes
+from tensorplay_torch.tracking.culprit import frames
 from tensorplay_torch.tracking.dispatch import CaptureDispatch
 from tensorplay_torch.tracking.operations import describe
 from tensorplay_torch.tracking.preservation import Preservation
 from tensorplay_torch.tracking.reached import Reached
 
+from .reads import held_by, refused, settings_of
 from .recipe import Recipe
 
+OF_OPTIMIZERS = frozenset({"state", "param_groups", "_opt_called"})
+"""Attributes that are compared and put back by themselves."""
 __all__ = ["Before", "Snapshot", "named_state", "preserved", "reached_by"]
 
 
@@ -63,6 +69,30 @@ def reached_by(recipe: Recipe) -> dict[str, torch.nn.Module]:
     return found
 
 
+def objects_of(recipe: Recipe) -> dict[str, object]:
+    """Objects, beside modules, that the step's code is of or steers, by what errors call them.
+
+    They are the owners of methods that it runs, schedules, and an optimizer that is not of torch.
+    """
+    found: dict[str, object] = {}
+    for name, function in (
+        ("loss_function", recipe.loss_function),
+        ("gradient_transform", recipe.gradient_transform),
+    ):
+        if function is None:
+            continue
+        for path, owner in Reached(function).owners.items():
+            found[f"{name}.{path}"] = owner
+        for one in held_by(function):
+            if isinstance(one, LRScheduler):
+                found[f"{name}.{type(one).__name__}"] = one
+    optimizer = recipe.optimizer
+    found = {name: one for name, one in found.items() if one is not optimizer}
+    if not type(optimizer).__module__.startswith("torch."):
+        found["optimizer"] = optimizer
+    return {name: one for name, one in found.items() if hasattr(one, "__dict__")}
+
+
 class Before:
     """Everything that warm-up and capture may change, as it was when this was made.
 
@@ -77,6 +107,7 @@ class Before:
         preservation: Of memory and random states; a listener of a dispatch mode.
         written: What watched work wrote, and had not made.
         modules: Every module that the step runs or writes, by path.
+        objects: What else keeps attributes that its code may set, by what errors call it.
     """
 
     def __init__(self, recipe: Recipe, also: Iterable[torch.Tensor] = ()) -> None:
@@ -90,7 +121,8 @@ class Before:
             # What it keeps in Python of its buckets goes with what it keeps in C++.
             if not is_ddp(module)
         }
-        self._attributes = Attributes(self.modules)
+        self.objects = objects_of(recipe)
+        self._attributes = Attributes({**self.modules, **self.objects}, OF_OPTIMIZERS)
         self._grads = [(one, one.grad) for one in recipe.parameters()]
         self._entries = {key: dict(state) for key, state in recipe.optimizer.state.items() if state}
         self._groups = [dict(group) for group in recipe.optimizer.param_groups]
@@ -98,7 +130,13 @@ class Before:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Notes what memory the work of the block is about to change, beside what has a name."""
-        dispatch = CaptureDispatch([self.preservation, _Writes(self.preservation, self.written)])
+        rates = {
+            key_of(value): key
+            for key, value in settings_of(self._recipe.optimizer).items()
+            if isinstance(value, torch.Tensor)
+        }
+        writes = _Writes(self.preservation, self.written, rates)
+        dispatch = CaptureDispatch([self.preservation, writes])
         dispatch.start()
         try:
             yield
@@ -145,8 +183,13 @@ class Before:
 class _Writes:
     """Takes down what operations write; a listener of a dispatch mode."""
 
-    def __init__(self, preservation: Preservation, written: list[torch.Tensor]) -> None:
-        self._preservation, self._written = preservation, written
+    def __init__(
+        self,
+        preservation: Preservation,
+        written: list[torch.Tensor],
+        rates: Mapping[int, tuple[int, str]],
+    ) -> None:
+        self._preservation, self._written, self._rates = preservation, written, rates
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """``func`` is about to run."""
@@ -154,9 +197,16 @@ class _Writes:
             for tensor in describe(func).written(args, kwargs):
                 if not self._preservation.is_born(tensor):
                     self._written.append(tensor.detach())
+                    if self._rates and key_of(tensor) in self._rates and _scheduled():
+                        raise refused(*self._rates[key_of(tensor)])
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Nothing more is to be seen."""
+
+
+def _scheduled() -> bool:
+    """True if a schedule is at work: what it writes comes from a count that it keeps in Python."""
+    return any(isinstance(frame.f_locals.get("self"), LRScheduler) for frame in frames())
 
 
 @contextmanager

@@ -14,17 +14,22 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from tensorplay_core import CUDAGraph
 
 from .cpu.bodies import CpuBody
 from .cpu.capture import CpuCapture
 from .cpu.program import work_of
 from .resources.bases import cuda_driver
+from .tracking.operands import Operands
 from .tracking.operations import Operation
 
 __all__ = ["NumberedNode", "NumberedWork", "numbered"]
 
 Work = Callable[[], object]
+FEW = 64
+"""A tensor of more elements is data; a number, or a row of them, becomes a smaller one."""
 
 
 class NumberedNode(Protocol):
@@ -33,11 +38,14 @@ class NumberedNode(Protocol):
     Attributes:
         name: The operation or kernel.
         data: What it was captured with, or was given since.
-        readable: False if it takes numbers that ``data`` does not show.
+        constants: What else it was captured with that may come from Python numbers, and that cannot
+            be changed in place: integers, and the bytes of tensors that were made from numbers.
+        readable: False if it takes numbers that neither shows.
     """
 
     name: str
     data: bytes
+    constants: bytes
     readable: bool
 
     def rewrite(self, graph: CUDAGraph, data: bytes) -> None:
@@ -57,6 +65,7 @@ class NumberedWork:
         work: What a replay calls.
         arguments: What the operation was given, where ``work`` does not show it.
         remake: Makes the call anew from other arguments of that form.
+        constants: See ``NumberedNode``.
     """
 
     readable = True
@@ -67,10 +76,11 @@ class NumberedWork:
         work: Work,
         arguments: tuple[Sequence[Any], Mapping[str, Any]],
         remake: Callable[..., Work],
+        constants: bytes = b"",
     ) -> None:
         if isinstance(work, partial):
             arguments, remake = (work.args, work.keywords), _again(work)
-        self.name = name
+        self.name, self.constants = name, constants
         self._work, self._arguments, self._remake = work, arguments, remake
         numbers = list(_numbers(arguments))
         self.data = struct.pack(f"<{len(numbers)}d", *numbers)
@@ -98,6 +108,8 @@ class NumberedKernel:
         parameters: As core's CUDA driver reads and rewrites them; None for another kind.
     """
 
+    constants = b""
+
     def __init__(self, parameters: Any) -> None:
         self._parameters = parameters
         self.name: str = parameters.name if parameters is not None else ""
@@ -111,18 +123,34 @@ class NumberedKernel:
         self.data = data
 
 
-def _noting(found: list[NumberedNode]) -> Callable[..., Work]:
-    """What a recorder calls with each node: notes those with numbers in ``found``."""
+def _noting(found: list[NumberedNode], operands: Operands) -> Callable[..., Work]:
+    """What a recorder calls with each node: notes it in ``found``."""
 
     def note(operation: Operation, work: Work, args: Any, kwargs: Any, results: Any) -> Work:
         remake = partial(work_of, operation, results=results)
-        node = NumberedWork(operation.name, work, (args, kwargs), remake)
-        if not node.data:
-            return work
+        constants = b"".join(_constants((args, kwargs), operands))
+        node = NumberedWork(operation.name, work, (args, kwargs), remake, constants)
         found.append(node)
-        return node
+        return node if node.data else work
 
     return note
+
+
+def _constants(value: Any, operands: Operands) -> Iterator[bytes]:
+    """Integers among arguments, and the bytes of tensors that hold Python numbers."""
+    if isinstance(value, int | complex):
+        yield repr(value).encode()
+    elif isinstance(value, torch.Tensor):
+        if value.numel() <= FEW and (not operands.is_born(value) or operands.is_kept(value)):
+            # Modes of the capture refuse to look at values.
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                yield repr(value.detach().tolist()).encode()
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _constants(one, operands)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _constants(one, operands)
 
 
 @contextmanager
@@ -138,7 +166,7 @@ def numbered(graph: CUDAGraph) -> Iterator[list[NumberedNode]]:
     found: list[NumberedNode] = []
     if isinstance(capture, CpuCapture | CpuBody):
         recorder = capture.root.recorder
-        before, recorder._numbered = recorder._numbered, _noting(found)
+        before, recorder._numbered = recorder._numbered, _noting(found, recorder.operands)
         try:
             yield found
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,11 +27,13 @@ class Attributes:
 
     Args:
         objects: By path.
+        without: Names of attributes that are left alone.
     """
 
-    def __init__(self, objects: Mapping[str, object]) -> None:
+    def __init__(self, objects: Mapping[str, object], without: Collection[str] = ()) -> None:
+        self._without = without
         self._objects = [
-            (path, one, {name: _shallow(value) for name, value in vars(one).items()})
+            (path, one, {name: _shallow(value) for name, value in self._of(one).items()})
             for path, one in objects.items()
         ]
         self._grads = [
@@ -46,7 +48,7 @@ class Attributes:
         """What is bound otherwise now, by path."""
         for path, one, before in self._objects:
             prefix = f"{path}." if path else ""
-            now = vars(one)
+            now = self._of(one)
             for name in before.keys() | now.keys():
                 value, (old, inside) = now.get(name, ABSENT), before.get(name, (ABSENT, None))
                 if not _equal(old, value):
@@ -57,11 +59,16 @@ class Attributes:
             if parameter.grad is not grad:
                 yield f"{path}.grad"
 
+    def _of(self, one: object) -> dict[str, Any]:
+        if not self._without:
+            return vars(one)
+        return {name: value for name, value in vars(one).items() if name not in self._without}
+
     def restore(self) -> None:
         """Binds everything as it was, containers in place."""
         for _, one, before in self._objects:
             now = vars(one)
-            for name in now.keys() - before.keys():
+            for name in self._of(one).keys() - before.keys():
                 del now[name]
             for name, (value, inside) in before.items():
                 now[name] = value
