@@ -129,6 +129,7 @@ def test_tensors_in_lists_are_seen(device):
 
 def test_a_models_weights_are_inputs(device):
     model, x = nn.Linear(3, 3).to(device), torch.ones(2, 3, device=device)
+    model(x)
     made, _ = watched(lambda: model(x), device)
     made.replay()
     model.weight = nn.Parameter(torch.ones(3, 3, device=device))

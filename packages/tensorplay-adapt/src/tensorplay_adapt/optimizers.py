@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tensorplay_core.errors import CaptureError, TensorplayError
+from tensorplay_torch._private import PRIVATE
 
 __all__ = ["RULES", "Rule", "admit", "create_state", "damped_keys", "rule_of"]
 
@@ -34,6 +35,7 @@ class Rule:
         never: Why it cannot be, anywhere, and what to use; two sentences, or none.
         on_cuda: Option that every group needs on CUDA; ``""`` if it needs none.
         on_cpu: The same on the CPU; None if it cannot be captured there.
+        kernel: The operator that its step needs on CUDA; ``""`` if every torch has what it needs.
         initial: What its first step finds in its state, where that is not zeros.
         scales: By what its step multiplies the learning rate for a parameter of this shape.
     """
@@ -41,6 +43,7 @@ class Rule:
     never: tuple[str, str] | None = None
     on_cuda: str = ""
     on_cpu: str | None = ""
+    kernel: str = ""
     initial: Mapping[str, Initial] = field(default_factory=dict)
     scales: Callable[[Group, torch.Size], float] | None = None
 
@@ -60,6 +63,7 @@ RULES: Mapping[str, Rule] = {
     "Adagrad": Rule(
         on_cuda="fused",
         on_cpu="fused",
+        kernel="aten::_fused_adagrad_",
         initial={"sum": lambda group: group["initial_accumulator_value"]},
     ),
     "Adam": ADAM,
@@ -140,6 +144,12 @@ def _unfit(
         )
     if device.type == "cuda":
         needed = rule.on_cuda if rule is not None else ""
+        if rule is not None and rule.kernel and not _has_kernel(rule.kernel):
+            yield (
+                f"torch {torch.__version__} has no fused step of it on CUDA, and its other steps "
+                "count on the host",
+                "Use a torch that has (2.13, say), or RMSprop(..., capturable=True).",
+            )
         if not needed and "capturable" in group:
             needed = "capturable"
         if needed and not group.get(needed):
@@ -171,6 +181,11 @@ def _unfit(
             f"{where}['lr'] is a tensor, which this step reads on the host",
             "Pass a float: it stays live (group['lr'] = x takes effect at the next call).",
         )
+
+
+def _has_kernel(operator: str) -> bool:
+    ask = PRIVATE["has_kernel"].value
+    return ask is None or bool(ask(operator, "CUDA"))
 
 
 def _misplaced(

@@ -23,7 +23,7 @@ class _Foreign(ConditionalMethods):
     def __init__(self, runtime: Runtime, capture: Capture) -> None:
         self._runtime, self._capture = runtime, capture
         self._bodies: list[Any] = []
-        self._poisoned = None
+        self._poisoned = self._timeline = None
 
 
 def cond(
