@@ -8,11 +8,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from tensorplay_core import OperationRefused
-from tensorplay_core.protocols import CaptureOptions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning"),
@@ -205,108 +202,6 @@ def test_other_devices(record):
     meta = record(lambda: torch.ones(2, device="meta") * 2)
     assert meta.result.device.type == "meta"
     assert meta.recorder.node_count == 0
-
-
-class Random:
-    """Ways to change a generator's state by hand."""
-
-    def reseeds(t):
-        torch.manual_seed(0)
-        return torch.rand_like(t)
-
-    def reseeds_last(t):
-        t = torch.rand_like(t)
-        torch.manual_seed(0)
-        return t
-
-    def rewinds(t):
-        state = torch.get_rng_state()
-        first = torch.rand_like(t)
-        torch.set_rng_state(state)
-        return first, torch.rand_like(t)
-
-    def forks(t):
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            return torch.rand_like(t)
-
-    def checkpoints(t):
-        t = t.clone().requires_grad_()
-        checkpoint(lambda t: F.dropout(t, 0.5), t, use_reentrant=False).sum().backward()
-        return t.grad
-
-
-@pytest.mark.parametrize("name", [name for name in vars(Random) if not name.startswith("_")])
-def test_random_state_set_by_hand(record, name):
-    before = torch.get_rng_state()
-    with pytest.raises(OperationRefused, match="manual_seed"):
-        record(getattr(Random, name), x())
-    if name != "checkpoints":
-        torch.set_rng_state(before)
-    before = torch.get_rng_state()
-    record(lambda: torch.rand(3)).replay()
-    assert not torch.equal(torch.get_rng_state(), before)
-
-
-def test_generators_have_to_be_known(record):
-    generator = torch.Generator().manual_seed(3)
-    before = generator.get_state()
-
-    def body():
-        return torch.rand(3, generator=generator), torch.rand(3)
-
-    assert "register_generator_state" in refusal(record, body).remedy
-    captured = record(body, options=CaptureOptions(generators=(generator,)))
-    assert torch.equal(generator.get_state(), before)
-    for _ in range(3):
-        torch.manual_seed(1)
-        captured.replay()
-        after = generator.get_state()
-        generator.set_state(before)
-        torch.manual_seed(1)
-        assert all(map(torch.equal, captured.result, body()))
-        assert torch.equal(generator.get_state(), after)
-        before = after
-
-    def reseeds():
-        generator.manual_seed(1)
-        return torch.rand(3, generator=generator)
-
-    with pytest.raises(OperationRefused, match="manual_seed"):
-        record(reseeds, options=CaptureOptions(generators=(generator,)))
-
-
-def test_draws_in_bodies(record):
-    def body():
-        nonlocal captured
-        with captured.body():
-            return torch.rand(3)
-
-    captured = None
-
-    class Bodied(record):
-        def __init__(self, function):
-            nonlocal captured
-            self.works, self.names, self.attributes = [], [], []
-            from tensorplay_torch.cpu.recorder import Recorder
-
-            captured = Recorder(self)
-            with captured:
-                function()
-
-    assert "body" in refusal(Bodied, body).met
-
-
-def test_checkpoints_without_draws_are_fine(record):
-    w = x().requires_grad_()
-
-    def body():
-        y = checkpoint(lambda t: torch.tanh(t @ w), w, use_reentrant=False)
-        return torch.autograd.grad(y.sum(), w)[0]
-
-    captured = record(body)
-    captured.replay()
-    assert torch.equal(captured.result, body())
 
 
 class Compiled:

@@ -102,6 +102,7 @@ class Recorder:
     def start(self) -> None:
         """Begins to record this thread's operations."""
         self._thread = threading.get_ident()
+        self._random.start()
         self._bindings.start()
         self._functions.start()
         self._dispatch.start()

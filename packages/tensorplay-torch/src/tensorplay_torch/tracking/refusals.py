@@ -71,9 +71,9 @@ class Reason(Enum):
         "Move it to the CPU before the capture, or capture on its device: device='cuda'.",
     )
     RNG_BY_HAND = (
-        "the state of a random generator was changed by hand inside the capture (manual_seed, "
-        "set_state, fork_rng, or a checkpoint that restores it), and a replay would not repeat "
-        "that",
+        "the state of a random generator was set by hand during the capture (manual_seed, "
+        "set_state, fork_rng, a checkpoint that restores it, or another thread), and a replay "
+        "would not repeat that",
         "Seed before the capture, and between replays as you like; checkpoint only functions "
         "that draw no random numbers, or pass preserve_rng_state=False.",
     )
