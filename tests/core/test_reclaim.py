@@ -28,12 +28,13 @@ def test_without_a_capture_it_is_destroyed_at_once() -> None:
 
 def test_during_captures_it_waits_for_the_last() -> None:
     done: list[int] = []
-    reclaim.hold()
-    reclaim.hold()
+    reclaim.hold("first")
+    reclaim.hold("second")
     reclaim.dispose(lambda: done.append(1))
-    reclaim.release()
+    reclaim.release("second")
+    reclaim.release("second")
     assert done == []
-    reclaim.release()
+    reclaim.release("first")
     assert done == [1]
 
 
@@ -41,9 +42,9 @@ def test_during_captures_it_waits_for_the_last() -> None:
 def test_the_collector_is_put_back_as_it_was(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     try:
-        reclaim.hold()
+        reclaim.hold("capture")
         assert not gc.isenabled()
-        reclaim.release()
+        reclaim.release("capture")
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
@@ -51,18 +52,18 @@ def test_the_collector_is_put_back_as_it_was(enabled: bool) -> None:
 
 def test_one_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
-    reclaim.hold()
+    reclaim.hold("capture")
     reclaim.dispose(lambda: 1 / 0)
     reclaim.dispose(lambda: done.append(2))
     with caplog.at_level(logging.ERROR):
-        reclaim.release()
+        reclaim.release("capture")
     assert done == [2]
     assert caplog.records
 
 
 def test_a_finaliser_may_dispose_while_the_queue_drains() -> None:
     done: list[int] = []
-    reclaim.hold()
+    reclaim.hold("capture")
     reclaim.dispose(lambda: reclaim.dispose(lambda: done.append(1)))
-    reclaim.release()
+    reclaim.release("capture")
     assert done == [1]

@@ -83,7 +83,14 @@ class graph:
     def __enter__(self) -> CUDAGraph:
         if self._device is not None:
             self._graph._move(self._device)
-        self._graph._begin(*self._begin, self._options)
+        try:
+            self._graph._begin(*self._begin, self._options)
+        except Exception:
+            raise
+        except BaseException as error:
+            # An interrupt once it had begun: there will be no `__exit__`.
+            self._graph._abort(error)
+            raise
         return self._graph
 
     def __exit__(

@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, SupportsIndex, cast
 
 from . import reclaim, registry
 from .errors import ArgumentTypeError
@@ -49,6 +49,7 @@ class CUDAGraph(InspectionMethods):
         self._lock = threading.RLock()
         self._generators: tuple[object, ...] = ()
         self._references = 0
+        self._orphaned = ""
         self._forget()
         self._serial = registry.register(self)
 
@@ -219,7 +220,7 @@ class CUDAGraph(InspectionMethods):
         """
         with self._lock:
             if self._capture is not None:
-                if self._thread != threading.get_ident():
+                if not self._is_mine():
                     raise self._wrong_state("resetting", "End the capture in its thread first.")
                 self._abort(None)
             parts = self._executable, self._template, self._shared_pool
@@ -234,6 +235,15 @@ class CUDAGraph(InspectionMethods):
         if not self._closed:
             self.reset()
             self._closed = True
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        # A copy would share the executable, and its end would be this one's.
+        raise ArgumentTypeError(
+            doing="copying or pickling",
+            subject=repr(self),
+            met="native work and the memory it runs in have no copy",
+            remedy="Pass the graph itself; for a second one, capture the work again.",
+        )
 
     def __del__(self) -> None:
         if "_lock" not in self.__dict__:  # It never finished __init__: there is nothing to end.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
+from typing import Any
 
 from . import reclaim
 from .errors import PoolMismatch
@@ -13,16 +14,23 @@ from .runtime import Runtime, select
 __all__ = ["SharedPool", "acquire", "graph_pool_handle"]
 
 _lock = threading.RLock()
-_shared: dict[tuple[str, Hashable], SharedPool] = {}
+_shares: dict[tuple[str, Hashable], set[SharedPool]] = {}
+"""Who holds which pool. A pool that nobody holds has no entry: its id is enough to begin anew."""
 
 
 class SharedPool:
-    """One pool and how many graphs hold it. The last to let go gives it back to the driver."""
+    """One holder's share in a pool. The last to be let go gives the pool back to the driver."""
 
-    def __init__(self, runtime: Runtime, pool: Pool) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.pool = pool
-        self.holders = 0
+        self._pool: Pool | None = None
+        self._retired = False
+
+    @property
+    def pool(self) -> Pool:
+        """The driver's pool."""
+        assert self._pool is not None, "a share is taken before it is used"
+        return self._pool
 
     @property
     def id(self) -> Hashable:
@@ -34,31 +42,45 @@ class SharedPool:
         """The device of its memory."""
         return self.pool.device
 
+    @property
+    def _key(self) -> tuple[str, Hashable]:
+        return self.runtime.name, self.id
+
     def statistics(self) -> PoolStatistics:
         """Memory of the pool now, in bytes."""
         return self.runtime.pool_statistics(self.pool)
 
-    def release(self) -> None:
-        """One holder lets go."""
+    def take(self, pool: Pool) -> None:
+        """Holds ``pool``."""
         with _lock:
-            self.holders -= 1
-            if self.holders:
+            self._pool = pool
+            _shares.setdefault(self._key, set()).add(self)
+
+    def release(self) -> None:
+        """Lets go. Idempotent."""
+        with _lock:
+            if self._pool is None:
                 return
+            others = _shares.get(self._key, set())
+            others.discard(self)
+            if others:
+                return
+            _shares.pop(self._key, None)
         reclaim.dispose(self._retire)
 
     def _retire(self) -> None:
         with _lock:
-            if self.holders:  # Somebody took it up again while the disposal was put off.
-                return
-            _shared.pop((self.runtime.name, self.id), None)
-        self.runtime.pool_release(self.pool)
+            if self._key not in _shares and not self._retired:  # Else somebody took it up again.
+                self.runtime.pool_release(self.pool)
+                self._retired = True
 
 
 def graph_pool_handle(device: object = None, *, driver: str | None = None) -> Hashable:
     """An id of a fresh memory pool, for the ``pool`` argument of captures that are to share it.
 
     Captures that share a pool recycle each other's freed memory, so their graphs must be replayed
-    in the order of capture and never at the same time. The id costs nothing until it is used.
+    in the order of capture and never at the same time. The id is a name: no memory and no object
+    stands behind it until a capture uses it, nor once the last graph and array are gone.
 
     Args:
         device: Device of the pool's memory; None is the current one.
@@ -71,48 +93,54 @@ def graph_pool_handle(device: object = None, *, driver: str | None = None) -> Ha
         ArgumentError: No such device.
     """
     runtime = select(driver)
-    shared = SharedPool(runtime, runtime.pool_create(runtime.resolve_device(device)))
-    with _lock:
-        _shared[runtime.name, shared.id] = shared
-    return shared.id
+    pool = runtime.pool_create(runtime.resolve_device(device))
+    # Nobody tells when an id is forgotten, so nothing may wait for its use.
+    runtime.pool_release(pool)
+    return pool.id
 
 
-def acquire(runtime: Runtime, token: object, device: Device) -> SharedPool:
+def acquire(
+    runtime: Runtime, token: object, device: Device, share: SharedPool | None = None
+) -> SharedPool:
     """Holds the pool that ``token`` names, for one more graph.
 
     Args:
         runtime: The runtime of the capture.
         token: None for a private pool; an id; a graph that was captured; a framework's pool object.
         device: The device of the capture.
+        share: What is to hold it, for a caller who lets go of that even if this call is broken off.
 
     Raises:
         PoolMismatch: The pool is another driver's or on another device, or it is no pool.
     """
+    share = share or SharedPool(runtime)
     held = getattr(token, "_shared_pool", token)
     if isinstance(held, SharedPool):
         if held.runtime.name != runtime.name:
             raise _mismatch(token, f"it belongs to driver {held.runtime.name!r}", runtime.name)
         token = held.id
-    if token is None:
-        shared = SharedPool(runtime, runtime.pool_create(device))
-    else:
-        shared = _resolve(runtime, token, device)
-    if shared.device != device:
-        raise _mismatch(token, f"it is on {shared.device}, the capture on {device}", str(device))
     with _lock:
-        shared = _shared.setdefault((runtime.name, shared.id), shared)
-        shared.holders += 1
-    return shared
+        pool = runtime.pool_create(device) if token is None else _resolve(runtime, token, device)
+        if pool.device != device:
+            raise _mismatch(token, f"it is on {pool.device}, the capture on {device}", str(device))
+        share.take(pool)
+    return share
 
 
-def _resolve(runtime: Runtime, token: object, device: Device) -> SharedPool:
+def _resolve(runtime: Runtime, token: object, device: Device) -> Pool:
     try:
-        known = _shared.get((runtime.name, token))
+        known = _held(runtime, token)
     except TypeError:  # A framework's pool object need not be hashable.
         known = None
     if known is not None:
         return known
-    return SharedPool(runtime, runtime.pool_resolve(token, device))
+    pool = runtime.pool_resolve(token, device)
+    return _held(runtime, pool.id) or pool
+
+
+def _held(runtime: Runtime, identity: Any) -> Pool | None:
+    holder = next(iter(_shares.get((runtime.name, identity), ())), None)
+    return holder.pool if holder is not None else None
 
 
 def _mismatch(token: object, met: str, wanted: str) -> PoolMismatch:

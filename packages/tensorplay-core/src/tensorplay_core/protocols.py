@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import (
     TYPE_CHECKING,
@@ -74,6 +74,8 @@ class CaptureOptions:
         generators: Random generators, beside the default one, that the graph is to advance.
         timeline: With annotations, where they are recorded. Core does so by ``graph_mark``; a
             driver that knows better where work belongs may say so (``Timeline.place``).
+        begun: Where a driver puts the capture as soon as it can be aborted, before it returns it:
+            an interrupt on the way back then loses nothing.
     """
 
     track_operands: bool = True
@@ -81,6 +83,7 @@ class CaptureOptions:
     enable_annotations: bool = False
     generators: tuple[object, ...] = ()
     timeline: Timeline | None = None
+    begun: list[Capture] = field(default_factory=list, repr=False, compare=False)
 
 
 class Pool(Protocol):

@@ -20,42 +20,47 @@ log = logging.getLogger(__name__)
 # Reentrant, because a finaliser may run inside any of these functions.
 _lock = threading.RLock()
 _pending: deque[Callable[[], object]] = deque()
-_live = 0
+_live: set[object] = set()
 _collecting = False
 
 
 def captures_live() -> int:
     """How many captures are under way in this process."""
-    return _live
+    return len(_live)
 
 
-def hold() -> None:
+def hold(capture: object) -> None:
     """A capture begins: young garbage goes now, and no collection happens until ``release``.
 
     Only the young generations: a full collection before each capture is what made thousands of
     captures take minutes in other systems, and what it would find is disposed of safely anyway.
+
+    Args:
+        capture: Stands for it; hashable, and equal to no other.
     """
-    global _live, _collecting
+    global _collecting
     with _lock:
-        first = _live == 0
+        first = not _live
     if first:
         gc.collect(1)
     with _lock:
-        if _live == 0:
+        if _live:
+            _live.add(capture)
+        else:
             _collecting = gc.isenabled()
+            # Noted before it is done: an interrupt in between leaves what `release` undoes.
+            _live.add(capture)
             gc.disable()
-        _live += 1
 
 
-def release() -> None:
-    """A capture ended, whichever way. The last one lets the disposals run."""
-    global _live
+def release(capture: object) -> None:
+    """The capture ended, whichever way. The last one lets the disposals run. Idempotent."""
     with _lock:
-        _live -= 1
+        if _collecting and _live == {capture}:
+            gc.enable()
+        _live.discard(capture)
         if _live:
             return
-        if _collecting:
-            gc.enable()
     drain()
 
 
@@ -74,8 +79,13 @@ def drain() -> None:
         with _lock:
             if _live or not _pending:
                 return
-            destroy = _pending.popleft()
+            # No calls: an interrupt cannot come in between and lose it.
+            destroy = _pending[0]
+            del _pending[0]
         try:
             destroy()
         except Exception:
             log.exception("a deferred destruction failed")
+        except BaseException:
+            _pending.appendleft(destroy)
+            raise

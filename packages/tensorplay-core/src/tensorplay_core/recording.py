@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from abc import ABC, abstractmethod
 
-from . import reclaim, registry, scopes
+from . import reclaim, registry, scopes, unwinding
 from .conditional import Body, ConditionalMethods
 from .errors import ArgumentError, ConditionalError, EmptyCapture, GraphStateError
 from .pool import SharedPool, acquire
@@ -18,6 +18,7 @@ from .protocols import (
     Executable,
     Template,
 )
+from .registry import Presence, presence
 from .staging import ConvertingStage
 from .timeline import Timeline
 
@@ -32,6 +33,7 @@ class CaptureMethods(ConditionalMethods, ABC):
     _closed: bool
     _serial: int
     _generators: tuple[object, ...]
+    _orphaned: str
 
     def _forget(self) -> None:
         self._capture: Capture | None = None
@@ -43,7 +45,8 @@ class CaptureMethods(ConditionalMethods, ABC):
         self._poisoned: BaseException | None = None
         self._retained: list[object] = []
         self._timeline: Timeline | None = None
-        self._thread: int | None = None
+        self._thread: weakref.ref[Presence] | None = None
+        self._hold: object = None
         self.__dict__.pop("replay", None)
 
     def __repr__(self) -> str:
@@ -107,9 +110,11 @@ class CaptureMethods(ConditionalMethods, ABC):
         if options.enable_annotations:
             runtime.require("graph_mark", "recording annotations")
             timeline = Timeline(runtime.graph_mark, scopes.current_scope())
-        shared = acquire(runtime, pool, device)
-        reclaim.hold()
+        begun: list[Capture] = []
+        shared, hold = SharedPool(runtime), object()
         try:
+            acquire(runtime, pool, device, shared)
+            reclaim.hold(hold)
             if stream is None:
                 stream = runtime.side_stream(device, shared.pool)
             self._capture = runtime.graph_begin(
@@ -123,18 +128,22 @@ class CaptureMethods(ConditionalMethods, ABC):
                     enable_annotations=options.enable_annotations,
                     generators=self._generators,
                     timeline=timeline,
+                    begun=begun,
                 ),
             )
-        except BaseException:
-            shared.release()
-            reclaim.release()
+            self._shared_pool, self._hold = shared, hold
+            self._device, self._thread = device, weakref.ref(presence())
+            self._timeline, self._orphaned = timeline, ""
+            registry.enter_capture(self)
+            if timeline is not None:
+                timeline.begin(self._capture)
+        except BaseException as error:
+            # An interrupt on the way back: the driver began it, and it never got here.
+            if self._capture is None and begun:
+                self._capture = begun[-1]
+            self._shared_pool, self._hold = shared, hold
+            unwinding.through(self._give_up, error)
             raise
-        self._device, self._shared_pool = device, shared
-        self._thread = threading.get_ident()
-        self._timeline = timeline
-        if timeline is not None:
-            timeline.begin(self._capture)
-        registry.enter_capture(self)
 
     def _move(self, device: object) -> None:
         """Binds an empty graph to ``device``."""
@@ -157,7 +166,7 @@ class CaptureMethods(ConditionalMethods, ABC):
         capture = self._capture
         if capture is None:
             raise self._wrong_state("ending the capture of", "Call capture_begin() first.")
-        if self._thread != threading.get_ident():
+        if not self._is_mine():
             raise GraphStateError(
                 doing="ending the capture of",
                 subject=repr(self),
@@ -169,17 +178,25 @@ class CaptureMethods(ConditionalMethods, ABC):
             self._abort(refused)
             raise refused
         try:
-            template = self._runtime.graph_end(capture)
-        except BaseException:
-            self._leave(completed=False)
-            raise
-        self._template = template
-        self._leave(completed=True)
-        try:
+            self._template = template = self._runtime.graph_end(capture)
+            self._leave(completed=True)
             self._accept(template, allow_empty=allow_empty)
-        except BaseException:
-            self.reset()
+        except BaseException as error:
+            unwinding.through(self._undo_end, error)
             raise
+
+    def _is_mine(self) -> bool:
+        """True if this thread began the capture."""
+        return self._thread is not None and self._thread() is presence()
+
+    def _undo_end(self, error: BaseException) -> None:
+        """Nothing is left of a capture whose end failed. Idempotent."""
+        if self._capture is None:
+            self.reset()
+        elif isinstance(error, Exception) or self._template is not None:
+            self._leave(completed=False)  # The driver's end discards what it cannot complete.
+        else:
+            self._give_up(error)  # It may have been interrupted before it began.
 
     def _accept(self, template: Template, *, allow_empty: bool) -> None:
         if template.node_count == 0 and not allow_empty:
@@ -225,24 +242,42 @@ class CaptureMethods(ConditionalMethods, ABC):
         return error
 
     def _leave(self, *, completed: bool) -> None:
-        self._capture = None
+        """The capture is over, for the driver too. Idempotent, so that it may be run again."""
         self._bodies = []
         if self._timeline is not None:
             self._timeline.end()
-        registry.leave_capture(self, completed=completed)
+        thread = self._thread() if self._thread is not None else None
+        registry.leave_capture(self, thread, completed=completed)
+        shared, hold = self._shared_pool, self._hold
+        if not completed and shared is not None:
+            shared.release()
+        reclaim.release(hold)
+        self._capture = None
         if not completed:
-            if self._shared_pool is not None:
-                self._shared_pool.release()
+            template = self._template
             self._forget()
-        reclaim.release()
+            if template is not None:
+                reclaim.dispose(template.close)
+
+    def _give_up(self, error: BaseException | None) -> BaseException | None:
+        """Ends the capture as far as it was begun; returns what ``error`` stands for."""
+        explained = None
+        if self._capture is not None:
+            explained = self._runtime.graph_abort(self._capture, error)
+        self._leave(completed=False)
+        return explained
 
     def _abort(self, error: BaseException | None) -> BaseException | None:
         """Discards the capture under way, if there is one; returns what ``error`` stands for."""
         if self._capture is None:
             return None
-        explained = self._runtime.graph_abort(self._capture, error)
-        self._leave(completed=False)
-        return explained
+        return unwinding.through(self._give_up, error)
+
+    def abandon(self, thread: str) -> None:
+        """Discards the capture under way because the thread that made it has ended."""
+        if self._capture is not None:
+            self._abort(None)
+            self._orphaned = thread
 
     @abstractmethod
     def instantiate(self) -> None:
@@ -257,6 +292,7 @@ class CaptureMethods(ConditionalMethods, ABC):
         """Destroys what was captured."""
 
     def _wrong_state(self, doing: str, remedy: str) -> GraphStateError:
-        return GraphStateError(
-            doing=doing, subject=repr(self), met=f"it is {self._state()}", remedy=remedy
-        )
+        met = f"it is {self._state()}"
+        if self._orphaned:
+            met += f": thread {self._orphaned!r} ended inside its capture, which was discarded"
+        return GraphStateError(doing=doing, subject=repr(self), met=met, remedy=remedy)

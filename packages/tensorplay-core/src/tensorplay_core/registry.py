@@ -12,7 +12,15 @@ from typing import Protocol
 from . import reclaim
 from .errors import TensorplayError
 
-__all__ = ["capturing_here", "close_all", "enter_capture", "last_captured", "leave_capture"]
+__all__ = [
+    "Presence",
+    "capturing_here",
+    "close_all",
+    "enter_capture",
+    "last_captured",
+    "leave_capture",
+    "presence",
+]
 
 
 class Registered(Protocol):
@@ -21,6 +29,25 @@ class Registered(Protocol):
     def close(self) -> None:
         """Ends it for good."""
         ...
+
+    def abandon(self, thread: str) -> None:
+        """Discards its capture: the thread of that name, which made it, has ended."""
+        ...
+
+
+class Presence:
+    """Stands for one thread that captures, and dies with it. Numbers of threads are used again.
+
+    Attributes:
+        name: The thread's name.
+        stack: The graphs it is capturing, the innermost last.
+    """
+
+    __slots__ = ("__weakref__", "name", "stack")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stack: list[Registered] = []
 
 
 log = logging.getLogger(__name__)
@@ -42,25 +69,45 @@ def live() -> list[Registered]:
     return [graph for ref in list(_graphs.values()) if (graph := ref()) is not None]
 
 
+def presence() -> Presence:
+    """This thread's."""
+    found = getattr(_here, "presence", None)
+    if found is None:
+        found = _here.presence = Presence(threading.current_thread().name)
+        # Run by the ending thread itself, with the last of it: a capture that only its own thread
+        # may end can still be ended then. It holds the graphs, so that none dies capturing.
+        weakref.finalize(found, _thread_ended, found.name, found.stack).atexit = False
+    return found
+
+
+def _thread_ended(name: str, stack: list[Registered]) -> None:
+    while stack:
+        graph = stack[-1]
+        try:
+            graph.abandon(name)
+        except Exception:
+            log.exception("the capture of a thread that ended could not be discarded")
+        if stack and stack[-1] is graph:
+            del stack[-1]
+
+
 def enter_capture(graph: Registered) -> None:
     """This thread now captures ``graph``."""
-    stack = _here.__dict__.setdefault("stack", [])
-    stack.append(graph)
+    presence().stack.append(graph)
 
 
-def leave_capture(graph: Registered, *, completed: bool) -> None:
-    """``graph`` is no longer captured by this thread; a completed one is the last captured."""
+def leave_capture(graph: Registered, thread: Presence | None, *, completed: bool) -> None:
+    """``graph`` is no longer captured by its thread (None: that has ended)."""
     global _last
-    stack = _here.__dict__.get("stack", [])
-    if graph in stack:
-        stack.remove(graph)
+    if thread is not None and graph in thread.stack:
+        thread.stack.remove(graph)
     if completed:
         _last = weakref.ref(graph)
 
 
 def capturing_here() -> list[Registered]:
     """The graphs this thread is capturing, the innermost last."""
-    return list(_here.__dict__.get("stack", []))
+    return list(presence().stack)
 
 
 def last_captured() -> Registered | None:

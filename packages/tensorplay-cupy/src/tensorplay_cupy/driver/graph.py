@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import cupy
@@ -15,6 +16,7 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import (
+    Capture,
     CaptureMode,
     CaptureOptions,
     Executable,
@@ -56,8 +58,14 @@ class Graphs(Pools):
         plans.watch(captures.innermost)
         libraries.prepare(device)
         self._settle()
-        inner = runtime.graph_begin(device, stream, pool, mode, options)
-        capture = CupyCapture(device, inner, PoolAllocator(self.base), options)
+        begun: list[Capture] = []
+        try:
+            inner = runtime.graph_begin(device, stream, pool, mode, replace(options, begun=begun))
+            capture = CupyCapture(device, inner, PoolAllocator(self.base), options)
+        except BaseException as error:
+            for made in begun:
+                runtime.graph_abort(made, error)
+            raise
         try:
             if options.track_operands or options.check_input_liveness:
                 capture.operands = Operands()
@@ -66,6 +74,7 @@ class Graphs(Pools):
             capture.operands = None
             runtime.graph_abort(inner, error)
             raise
+        options.begun.append(capture)
         return capture
 
     def _settle(self) -> None:

@@ -217,13 +217,15 @@ def begin(
             raise
         _here.recording = True
         undo.callback(setattr, _here, "recording", False)
-        return CpuCapture(
+        made = CpuCapture(
             base,
             inner,
             recorder,
             undo.pop_all(),
             checks_liveness=options.check_input_liveness,
         )
+        options.begun.append(made)
+        return made
 
 
 def _launcher(run: Callable[..., None], turn: threading.RLock) -> Callable[..., None]:

@@ -284,6 +284,7 @@ def _begin_torch(
             error,
         )
         raise
+    options.begun.append(capture)
     return capture
 
 

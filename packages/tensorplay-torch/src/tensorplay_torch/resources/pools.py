@@ -171,6 +171,8 @@ class PoolRegistry:
         # torch refuses an id whose captures are all gone while tensors still live in its memory,
         # so one that was given back stands for a new native id when it is taken up again.
         self._spent: set[Hashable] = set()
+        # Of ids that nobody holds, their devices.
+        self._devices: dict[Hashable, torch.device] = {}
         self._serials = itertools.count(1)
         self.spares: Spares = NoSpares()
         self._lock = threading.Lock()
@@ -193,13 +195,17 @@ class PoolRegistry:
         id, owner = _identity(token)
         known = self._pools.get(id) if isinstance(id, Hashable) else None
         if known is not None:
-            if known.device != device:
-                raise _mismatch(token, f"it is on {known.device}", device)
+            where = known.device
+        else:
+            where = self._devices.get(id, device) if isinstance(id, Hashable) else device
+        if where != device:
+            raise _mismatch(token, f"it is on {where}", device)
+        if known is not None:
             return known
         if device.type == "cuda" and _is_native(id):
             native = new_native() if id in self._spent else id
             return self._keep(TorchPool(id, device, native, owner))
-        if device.type == "cpu" and id in self._spent:
+        if device.type == "cpu" and id in self._devices:
             return self._keep(TorchPool(id, device, None))
         raise _mismatch(token, "torch knows no such pool there", device)
 
@@ -211,7 +217,9 @@ class PoolRegistry:
         with self._lock:
             self._pools.pop(pool.id, None)
             if pool.owner is None:
-                self._spent.add(pool.id)
+                self._devices[pool.id] = pool.device
+                if pool.used:
+                    self._spent.add(pool.id)
 
     def _keep(self, pool: TorchPool) -> TorchPool:
         with self._lock:

@@ -78,6 +78,7 @@ class Graphs(Pools):
                 track=options.track_operands,
                 watch=options.check_input_liveness,
             )
+            options.begun.append(capture)
             capture.owned.keep(pool)
             self.captures[info.id] = capture
         pool.arena.unite(capture.key)

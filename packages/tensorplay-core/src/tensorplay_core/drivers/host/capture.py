@@ -183,7 +183,6 @@ class Capture:
         for stream in self.lanes:
             stream.lane = None
         self.lanes = {}
-        self.over = True
         for pool in self._told:
             pool.leave_loop(self.loop)
         self._told, self.predicate = [], None
@@ -191,6 +190,7 @@ class Capture:
         self.recording, self.holdings, self.offence = Recording(), Holdings(), None
         if self.parent is not None and self.parent.inner is self:
             self.parent.inner = None
+        self.over = True
 
     def add(self, lane: Lane, node: Node) -> Node:
         """Records ``node`` after all work so far on the lane's stream.

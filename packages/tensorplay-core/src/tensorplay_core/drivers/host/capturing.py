@@ -91,20 +91,21 @@ class Capturing(Rules):
                 pool=pool,
                 owner=owner,
             )
+            capture.options.begun.append(capture)
             capture.entered = True
             capture.join(stream)
             self.live.add(capture)
             return capture
 
     def finish(self, capture: Capture) -> None:
-        """Takes a capture or body out of service, those inside it first. Never raises."""
+        """Takes a capture or body out of service, those inside it first. Idempotent."""
         for inner in reversed(list(capture.open())):
             if inner.over:
                 continue
-            inner.leave()
             self.live.discard(inner)
             if inner.previous is not None:
                 inner.thread.stream = inner.previous
+            inner.leave()
 
     def end(self, capture: Capture) -> Template:
         """Ends ``capture`` in any case, and returns what it recorded if it is good.

@@ -90,7 +90,8 @@ class Block(Storage):
         return memoryview(segment.memory)[offset : offset + nbytes]
 
     def __del__(self) -> None:
-        self._pool.give(self._piece)
+        if hasattr(self, "_pool"):  # Ctrl-C may have kept it from being made.
+            self._pool.give(self._piece)
 
 
 class Pool:
@@ -125,6 +126,11 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<host pool {self.id.serial}>"
+
+    def __del__(self) -> None:
+        # Nobody released it, and nobody can any more; its blocks, which hold it, are gone.
+        for segment in getattr(self, "_segments", ()):
+            self._ledger.give(len(segment.memory))
 
     def allocate(self, nbytes: int, born: int, loops: tuple[object, ...] = ()) -> Block:
         """A block of at least ``nbytes`` bytes, contents undefined.
@@ -196,11 +202,18 @@ class Pool:
 
     def _settle(self) -> None:
         # Whoever holds the lock meanwhile drains after letting go, so nothing is left behind.
-        while self._returned and self._lock.acquire(blocking=False):
+        while self._returned:
+            taken: list[bool] = []
             try:
+                # In one step of the interpreter: an interrupt between the lock and a note that it
+                # was taken would leave it locked for good.
+                taken.extend(map(self._lock.acquire, (False,)))
+                if not taken[0]:
+                    return
                 self._drain()
             finally:
-                self._lock.release()
+                if any(taken):
+                    self._lock.release()
 
     def _drain(self) -> None:
         while self._returned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,7 +27,8 @@ class Pools(Device):
         super().__init__()
         self._owner = next(_owners)
         self._serials = itertools.count(1)
-        self._pools: dict[PoolId, Pool] = {}
+        # Of a pool that nobody holds the id is enough: it begins anew, empty.
+        self._pools: weakref.WeakValueDictionary[PoolId, Pool] = weakref.WeakValueDictionary()
 
     @hookimpl
     def tensorplay_pool_create(self, device: str) -> Pool:

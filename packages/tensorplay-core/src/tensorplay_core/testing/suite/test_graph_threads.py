@@ -6,8 +6,11 @@ import threading
 
 import pytest
 
+from tensorplay_core.errors import GraphStateError
 from tensorplay_core.testing.facade import Facade
 from tensorplay_core.testing.workbench import Workbench
+
+from .checks import captures_again, four_parts, unchanged
 
 
 def test_one_graphs_replays_from_many_threads_are_serialised(
@@ -85,3 +88,51 @@ def test_threads_may_capture_at_once(workbench: Workbench, facade: Facade) -> No
     for place in range(3):
         made[place].replay()
     assert [workbench.read(total) for total in totals] == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "let go"])
+def test_the_capture_of_a_thread_that_ended_is_discarded(
+    workbench: Workbench, facade: Facade, kept: bool
+) -> None:
+    total, made = workbench.buffer([0.0]), [facade.new()]
+
+    def begin() -> None:
+        made[0].capture_begin(capture_error_mode="thread_local")
+        workbench.add_(total, 1.0)
+        if not kept:
+            made.clear()
+
+    with unchanged(facade):
+        thread = threading.Thread(target=begin, name="short-lived")
+        thread.start()
+        thread.join()
+    captures_again(facade)
+    for one in made:
+        for use in (one.capture_end, one.replay, one.instantiate):
+            with unchanged(facade), pytest.raises(GraphStateError) as caught:
+                use()
+            four_parts(caught.value)
+            assert "short-lived" in str(caught.value)
+        with facade.capture(one):
+            workbench.add_(total, 5.0)
+        one.replay()
+        assert workbench.read(total) == [5.0]
+
+
+@pytest.mark.needs("conditional_open")
+def test_a_body_left_open_by_a_thread_that_ended_is_discarded(
+    workbench: Workbench, facade: Facade
+) -> None:
+    flag, total, made = workbench.flag(True), workbench.buffer([0.0]), facade.new()
+
+    def begin() -> None:
+        made.capture_begin(capture_error_mode="thread_local")
+        made.begin_capture_to_if_node(flag)
+        workbench.add_(total, 1.0)
+
+    with unchanged(facade):
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join()
+    captures_again(facade)
+    assert workbench.read(total) == [0.0]

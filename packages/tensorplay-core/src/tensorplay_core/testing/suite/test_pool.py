@@ -213,3 +213,19 @@ def test_a_pool_serves_again_after_its_last_graph(
         assert workbench.read(result) == [2.0]
         made.close()
         del result
+
+
+def test_handles_that_nobody_uses_keep_no_pool(
+    runtime: Runtime, workbench: Workbench, facade: Facade
+) -> None:
+    kind = type(runtime.pool_create(workbench.device))
+
+    def pools() -> int:
+        gc.collect()
+        return sum(type(one) is kind for one in gc.get_objects())
+
+    before = pools()
+    handles = [facade.pool() for _ in range(20)]
+    assert pools() == before
+    made = facade.record(lambda: workbench.double(workbench.buffer([1.0])), handles[7])
+    assert made.pool_id == handles[7]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tensorplay_core.errors import (
+    ArgumentTypeError,
     GraphStateError,
     TensorplayError,
 )
@@ -105,3 +110,19 @@ def test_a_reset_discards_the_capture_under_way(workbench: Workbench, facade: Fa
         made.reset()
     captures_again(facade)
     assert workbench.read(total) == [0.0]
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("state", ["empty", "captured"])
+def test_a_graph_is_not_copied(
+    workbench: Workbench, facade: Facade, how: Callable[[Any], Any], state: str
+) -> None:
+    total, made = workbench.buffer([0.0]), facade.new()
+    if state == "captured":
+        with facade.capture(made):
+            workbench.add_(total, 1.0)
+    with refused(facade, ArgumentTypeError):
+        how(made)
+    if state == "captured":
+        made.replay()
+        assert workbench.read(total) == [1.0]
