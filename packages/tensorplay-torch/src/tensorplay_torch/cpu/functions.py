@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import copy
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
@@ -41,8 +44,14 @@ REFUSED: Mapping[Any, tuple[str, Reason]] = {
     Tensor.share_memory_: ("Tensor.share_memory_", Reason.MOVES_EXTERNAL),
 }
 BINDINGS = frozenset({Tensor.grad.__set__, Tensor.grad.__delete__})  # type: ignore[union-attr]
-SEQUENCES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+SEQUENCES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new})
 """They read the numbers of tensors inside the sequences that they are given."""
+BYTES = Tensor.untyped_storage
+"""What reads the bytes of a tensor asks for these first; so do many who mean no harm."""
+PICKLERS = frozenset({Tensor._reduce_ex_internal.__code__, reduce_tensor.__code__})
+"""They ask for them to pickle, save, or send to another process."""
+NUMBERS = (str, bytes, bytearray, memoryview, range, array.array)
+"""Sequences that hold no tensor."""
 SPLITS = frozenset({torch.tensor_split, Tensor.tensor_split})
 """They read where to split from a tensor."""
 COMPILED_BACKWARD = "CompiledFunctionBackward"
@@ -91,6 +100,8 @@ class HostReads(TorchFunctionMode):
         if func in REFUSED:
             name, reason = REFUSED[func]
             raise refused(name, reason)
+        if func is BYTES and _pickled():
+            raise refused("pickling a tensor", Reason.COPIED_BY_BYTES)
         if func in SEQUENCES and any(map(_holds_tensor, (*args, *kwargs.values()))):
             raise refused("making a tensor from numbers in tensors", Reason.HOST_READ)
         if func in SPLITS and any(isinstance(one, Tensor) for one in (*args[1:], *kwargs.values())):
@@ -144,9 +155,25 @@ def _leaves_fast_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _holds_tensor(data: Any) -> bool:
-    return isinstance(data, list | tuple) and any(
-        isinstance(one, Tensor) or _holds_tensor(one) for one in data
+    return (
+        isinstance(data, Sequence)
+        and not isinstance(data, NUMBERS)
+        and any(isinstance(one, Tensor) or _holds_tensor(one) for one in data)
     )
+
+
+def _pickled() -> bool:
+    """True if the caller takes a tensor apart to pickle it, and not to copy it with its memory."""
+    for frame in frames():
+        if frame.f_code in PICKLERS:
+            break
+    else:
+        return False
+    while frame.f_code in PICKLERS or frame.f_code is Tensor.__reduce_ex__.__code__:
+        if frame.f_back is None:
+            return True
+        frame = frame.f_back
+    return frame.f_code is not copy.copy.__code__
 
 
 def _refuse_compiled(outputs: Any) -> None:

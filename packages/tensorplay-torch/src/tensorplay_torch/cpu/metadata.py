@@ -20,11 +20,12 @@ from tensorplay_torch.tracking.operations import Kind, Operation, tensors_in
 
 from .standins import OverlappingStandIns, StandIns, flagged_as
 
-__all__ = ["Layout", "NoMetaKernel", "layout_of", "results_of", "settings"]
+__all__ = ["NOT_PLAIN", "Layout", "NoMetaKernel", "layout_of", "results_of", "settings"]
 
 MEASURED = frozenset(
     {
         "aten._embedding_bag",
+        "aten._embedding_bag_forward_only",
         "aten._fft_c2r",
         "aten._fft_r2c",
         "aten._linalg_svd",
@@ -41,6 +42,9 @@ MEASURED = frozenset(
         "aten.multilabel_margin_loss_backward",
         "aten.native_batch_norm",
         "aten.nonzero_static",
+        "aten.quantize_per_tensor",
+        "aten.quantize_per_tensor.tensor_qparams",
+        "aten.quantize_per_tensor.tensors",
     }
 )
 """Their meta kernels are missing, or differ from the CPU's even with tensors in row-major order."""
@@ -69,6 +73,10 @@ class NoMetaKernel(Exception):
 
 HALVES = (torch.bfloat16, torch.float16)
 """With these the CPU keeps statistics in the same type, CUDA and so meta kernels in float32."""
+
+QUANTIZED = frozenset({torch.qint8, torch.qint32, torch.quint2x4, torch.quint4x2, torch.quint8})
+NOT_PLAIN = object()
+"""Stands for a result that is not plain strided memory."""
 
 REMEMBERED = 4096
 LARGE = 1 << 26
@@ -112,7 +120,7 @@ def settings() -> tuple[Any, ...]:
 
 
 def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call will return, with a ``Layout`` in place of each tensor.
+    """What a call will return, with a ``Layout`` or ``NOT_PLAIN`` in place of each tensor.
 
     For an operation that returns its arguments these are their layouts after the call, which
     differ from those before it where an ``out=`` has to grow.
@@ -281,8 +289,8 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def _layouts(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
-        if result.layout != torch.strided:
-            return result.layout
+        if result.is_nested or result.layout != torch.strided or result.dtype in QUANTIZED:
+            return NOT_PLAIN
         return layout_of(result)
     if isinstance(result, list | tuple):
         return [_layouts(one) for one in result]

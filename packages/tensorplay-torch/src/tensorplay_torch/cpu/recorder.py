@@ -40,7 +40,7 @@ from .admission import Admission
 from .constants import Constants
 from .functions import HostReads
 from .isolation import alias_of, under_settings, without_grad
-from .metadata import Layout, NoMetaKernel, results_of, settings
+from .metadata import NOT_PLAIN, Layout, NoMetaKernel, results_of, settings
 from .program import Work, minds_grad_mode, work_of
 from .random import Randomness
 
@@ -237,7 +237,7 @@ class Recorder:
             return self.arena.allocate(*results, self._scopes[-1])
         if isinstance(results, list):
             return [self._made(operation, one) for one in results]
-        if isinstance(results, torch.layout):
+        if results is NOT_PLAIN:
             raise refused(operation.func, Reason.SPARSE)
         return results
 

@@ -14,6 +14,7 @@ INTERNAL = frozenset(
         "copy",
         "copyreg",
         "functools",
+        "multiprocessing",
         "pickle",
         "tensorplay_adapt",
         "tensorplay_core",
