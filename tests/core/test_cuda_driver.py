@@ -777,20 +777,6 @@ def test_a_plan_of_a_closed_graph_is_refused(cuda: Cuda) -> None:
     assert bench.read(before) == [1.0]
 
 
-def test_a_plan_follows_an_update_in_place(cuda: Cuda) -> None:
-    bench = cuda.bench
-    x, total = bench.buffer([0.0]), bench.buffer([0.0])
-    made = cuda.facade.record(lambda: bench.add_(total, x))
-    plan = made.stage([x])
-    plan([bench.buffer([1.0])])
-    other = bench.buffer([100.0])
-    outcome = made.update(cuda.facade.record(lambda: bench.add_(other, x)))
-    assert outcome.in_place
-    plan([bench.buffer([2.0])])
-    assert bench.read(total) == [1.0]
-    assert bench.read(other) == [102.0]
-
-
 def test_buffers_that_bytes_cannot_fill_are_left_to_full_copies(cuda: Cuda) -> None:
     bench = cuda.bench
     x, total = bench.buffer([0.0, 0.0]), bench.buffer([0.0, 0.0])

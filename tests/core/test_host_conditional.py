@@ -432,30 +432,30 @@ def test_reading_a_predicate_waits_and_so_is_refused_in_a_capture(host: Any) -> 
 
 
 def test_bodies_are_entered_once_in_order_and_left_innermost_first(host: Any) -> None:
-    runtime = host.runtime
+    runtime, known = host.runtime, flag(host)
     with host.capture() as captured:
         capture = captured.capture
-        then, other = runtime.conditional_open(capture, IF, flag(host), 2)
+        then, other = runtime.conditional_open(capture, IF, known, 2)
         assert then.parent is capture
         assert len({then.stream, other.stream, capture.stream}) == 3
         for call in (
             lambda: runtime.conditional_exit(then),
             lambda: runtime.conditional_enter(capture),
             lambda: runtime.conditional_exit(capture),
-            lambda: runtime.conditional_open(then, IF, flag(host), 1),
-            lambda: runtime.conditional_set(then, flag(host)),
-            lambda: runtime.conditional_set(capture, flag(host)),
+            lambda: runtime.conditional_open(then, IF, known, 1),
+            lambda: runtime.conditional_set(then, known),
+            lambda: runtime.conditional_set(capture, known),
         ):
             with pytest.raises(ConditionalError):
                 call()
         runtime.conditional_enter(then)
         assert runtime.current_stream("host") == then.stream
-        (inner,) = runtime.conditional_open(then, IF, flag(host), 1)
+        (inner,) = runtime.conditional_open(then, IF, known, 1)
         runtime.conditional_enter(inner)
         for call in (
             lambda: runtime.conditional_enter(other),
             lambda: runtime.conditional_exit(then),
-            lambda: runtime.conditional_set(then, flag(host)),
+            lambda: runtime.conditional_set(then, known),
         ):
             with pytest.raises(ConditionalError):
                 call()
@@ -466,14 +466,14 @@ def test_bodies_are_entered_once_in_order_and_left_innermost_first(host: Any) ->
         for call in (
             lambda: runtime.conditional_exit(then),
             lambda: runtime.conditional_enter(then),
-            lambda: runtime.conditional_open(then, IF, flag(host), 1),
+            lambda: runtime.conditional_open(then, IF, known, 1),
         ):
             with pytest.raises(ConditionalError):
                 call()
     with pytest.raises(ConditionalError):
         runtime.conditional_enter(other)
     with pytest.raises(ConditionalError):
-        runtime.conditional_open(capture, IF, flag(host), 1)
+        runtime.conditional_open(capture, IF, known, 1)
 
 
 def test_a_node_stands_on_the_stream_that_was_current(host: Any) -> None:

@@ -70,9 +70,22 @@ def test_a_spent_id_stands_for_new_memory_of_torchs(monkeypatch):
     registry, gpu = PoolRegistry(), torch.device("cuda", 0)
     first = registry.create(gpu)
     assert first.id == first.native == (0, 1)
+    first.used = True
     registry.forget(first)
     again = registry.resolve((0, 1), gpu)
     assert (again.id, again.native) == ((0, 1), (0, 2))
+
+
+def test_an_id_that_nobody_used_stays_torchs_and_of_its_device(monkeypatch):
+    from tensorplay_torch.resources.pools import PoolRegistry
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", iter([(0, 1), (0, 2)]).__next__)
+    registry, gpu = PoolRegistry(), torch.device("cuda", 0)
+    registry.forget(registry.create(gpu))
+    with pytest.raises(tp.PoolMismatch):
+        registry.resolve((0, 1), torch.device("cuda", 1))
+    again = registry.resolve((0, 1), gpu)
+    assert again.id == again.native == (0, 1)
 
 
 def segment(native, device, *blocks):

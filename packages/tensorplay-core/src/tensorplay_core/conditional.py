@@ -96,13 +96,15 @@ class ConditionalMethods:
         """Two bodies, of which a replay runs one: ``with g.if_else(p) as (then, other): ...``.
 
         Each is entered with a ``with`` of its own; one that is not entered is empty. The predicate
-        is sampled once, so a branch that rewrites it does not run the other.
+        is sampled once, so a branch that rewrites it does not run the other. Other work goes before
+        or after the bodies, not between them: the node stands as a whole where it was opened.
 
         Args:
             scalar_pred: One Bool on the capturing device.
 
         Raises:
             PredicateError: It is not one Bool on the capturing device.
+            ConditionalError: Work was captured between the opening and a body.
             GraphStateError: No capture is under way.
             UnsupportedByDriver: The driver has no conditionals.
         """
@@ -148,6 +150,7 @@ class ConditionalMethods:
         Raises:
             PredicateError: ``index`` is not one integer on the capturing device.
             ArgumentError: ``n`` is not a positive integer.
+            ConditionalError: Work was captured between the opening and a body.
             GraphStateError: No capture is under way.
             UnsupportedByDriver: The driver has no conditionals.
         """
@@ -243,7 +246,11 @@ class ConditionalMethods:
             raise _misplaced(self, f"the {body._role} body was entered before")
         if self._innermost() is not body._capture.parent:
             raise _misplaced(self, f"the {body._role} body belongs to another open body")
-        self._runtime.conditional_enter(body._capture)
+        try:
+            self._runtime.conditional_enter(body._capture)
+        except BaseException as error:
+            self._poison(error)  # Its node would go without the body.
+            raise
         body._entered = True
         self._bodies.append(body)
         if self._timeline is not None:

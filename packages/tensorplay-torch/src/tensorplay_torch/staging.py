@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tensorplay_core.errors import SignatureMismatch
+from tensorplay_core.errors import GraphStateError, SignatureMismatch
 from tensorplay_core.protocols import StagePlan
 
 from .cpu.capture import CpuExecutable
@@ -19,6 +19,9 @@ from .resources.signatures import compile_check, differences, guard_of
 from .resources.streams import as_torch_stream
 
 __all__ = ["plan"]
+
+CLOSED = -1
+"""The revision of an executable that is closed."""
 
 KINDS = 4
 """How many kinds of inputs a plan learns to accept fast."""
@@ -46,6 +49,7 @@ class _Plan:
         results: tuple[torch.Tensor, ...],
     ) -> None:
         self._executable, self._static = executable, static
+        self._revision = executable.revision
         # Aliases without autograd history: writing them is no operation that autograd follows.
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
@@ -59,9 +63,24 @@ class _Plan:
 
         Raises:
             SignatureMismatch: Inputs unlike the static ones; nothing was changed.
+            GraphStateError: The graph was closed, or updated since the plan was made.
         """
         self._check(inputs)
         return self._step_by_step(inputs, stream)
+
+    def _refuse_stale(self) -> None:
+        """Raises GraphStateError before anything is written that the graph would not read."""
+        now = self._executable.revision
+        if now == self._revision:
+            return
+        raise GraphStateError(
+            doing="staging inputs for",
+            subject=repr(self._executable),
+            met="it is closed"
+            if now == CLOSED
+            else "the graph was updated since this plan was made, and may read other buffers now",
+            remedy="Capture again after reset() or close(), and make the plan anew: g.stage(...).",
+        )
 
     def _check(self, inputs: Sequence[Any]) -> bool:
         return self._fast(inputs) or self._check_slowly(inputs)
@@ -89,6 +108,7 @@ class _Plan:
         self, inputs: Sequence[torch.Tensor], stream: object
     ) -> tuple[torch.Tensor, ...]:
         with self._executable.turn:
+            self._refuse_stale()
             for buffer, given in zip(self._buffers, self._apart(inputs), strict=True):
                 if given is not buffer:
                     buffer.copy_(given)
@@ -132,6 +152,7 @@ class _CudaPlan(_Plan):
 
         Raises:
             SignatureMismatch: Inputs unlike the static ones; nothing was changed.
+            GraphStateError: The graph was closed, or updated since the plan was made.
             CaptureError: The stream is capturing.
         """
         direct = self._direct
@@ -142,6 +163,7 @@ class _CudaPlan(_Plan):
                 self._check(inputs)
                 with self._on(stream):
                     return self._step_by_step(inputs, None)
+            self._refuse_stale()
             direct = self._direct = self._make()
         results = direct(inputs, stream=stream)
         if stream is not None:

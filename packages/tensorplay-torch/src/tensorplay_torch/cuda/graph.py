@@ -144,6 +144,7 @@ class CudaExecutable:
         device: Where it runs.
         inner: The same executable, as core's CUDA driver launches it.
         turn: Held by whoever copies in and out, around that and the launch.
+        revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
@@ -158,6 +159,7 @@ class CudaExecutable:
         self.device = captured.pool.device
         self._current = _current_stream(self.device)
         self.turn = threading.RLock()
+        self.revision = 0
         self._closed = self._shown = False
         first = template.executable() if template.executable is not None else None
         made = self._beside(first) if first is not None and not first._closed else None
@@ -272,6 +274,7 @@ class CudaExecutable:
             )
         update = self._base.graph_update(self.inner, template.inner)
         if update.in_place:
+            self.revision += 1
             template.captured.hold()
             replaced, self._updated = self._updated, template.captured
             self._template = template
@@ -293,6 +296,7 @@ class CudaExecutable:
             if self._closed:
                 return
             self._closed = True
+            self.revision = -1
         # It waits for all launches: what the graph reads is reused as soon as it is let go.
         self.inner.close(idle=self._draws is None and not self._shown)
         for captured in (self._updated, self._captured):

@@ -147,7 +147,7 @@ class Body(CudaCapture):
         lane: The stream it is captured on, made when it is entered.
         lent: Its lane was set before and goes back to whoever set it: torch's allocator and
             libraries go on naming a stream after the body, so it must not be destroyed.
-        frontier: Nodes of its parent's frontier when it was entered.
+        frontier: Nodes of its parent's frontier once its own node was added.
         sampled: The frontier right after its condition was set last.
     """
 

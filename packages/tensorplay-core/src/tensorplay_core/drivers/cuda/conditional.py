@@ -50,7 +50,7 @@ class Conditionals(Graphs):
         facts = checked(predicate, kind, capture.device, doing=doing)
         self._whole(capture)
         if kind is ConditionalKind.IF and branches == 2 and self.version < floors.ELSE:
-            return self._two_ifs(capture, predicate, facts)
+            return self._sited(capture, self._two_ifs(capture, predicate, facts))
         node = self._condition(capture, kind, predicate, max_steps)
         self._sample(capture, node, facts, kernels.RESTART | (kernels.ALWAYS if first else 0))
         roles = {
@@ -58,7 +58,25 @@ class Conditionals(Graphs):
             ConditionalKind.WHILE: ("body",),
             ConditionalKind.SWITCH: tuple(f"case {place}" for place in range(branches)),
         }[kind]
-        return self._add(capture, node, roles)
+        return self._sited(capture, self._add(capture, node, roles))
+
+    def _sited(self, capture: CudaCapture, bodies: tuple[Body, ...]) -> tuple[Body, ...]:
+        """Notes what came last in the parent when the bodies' nodes were added."""
+        frontier = _numbers(self._whole(capture).frontier)
+        for body in bodies:
+            body.frontier = frontier
+        return bodies
+
+    def _refuse_strays(self, body: Body, parent: CudaCapture, when: str) -> None:
+        if _numbers(self._whole(parent).frontier) != body.frontier:
+            raise ConditionalError(
+                doing="capturing",
+                subject=repr(body),
+                met=f"work was issued on its parent's stream {when}, "
+                "and would run after it whatever the predicate holds",
+                remedy="Issue it before the conditional is opened, inside a body (on the current "
+                "stream, or on streams forked from it), or after them all.",
+            )
 
     def _two_ifs(self, capture: CudaCapture, predicate: Any, facts: View) -> tuple[Body, ...]:
         """An if/else for drivers that lack it; both samples come before either body."""
@@ -185,7 +203,7 @@ class Conditionals(Graphs):
         """Starts capturing the body on a stream of its own, which becomes current."""
         parent = body.parent
         assert parent is not None
-        body.frontier = _numbers(self._whole(parent).frontier)
+        self._refuse_strays(body, parent, "between its node and the body")
         lane = body.lane or Stream(self, body.device)
         # The parent's mode goes on watching this thread. With a mode of its own the body, too,
         # would be broken by what it forbids, and a broken body cannot be ended safely.
@@ -228,15 +246,7 @@ class Conditionals(Graphs):
         parent = body.parent
         assert parent is not None
         info = self._whole(body)
-        if _numbers(self._whole(parent).frontier) != body.frontier:
-            raise ConditionalError(
-                doing="ending",
-                subject=repr(body),
-                met="work went to its parent's stream while it was open, "
-                "and would run after it whatever the predicate holds",
-                remedy="Issue the work of a body on the current stream, or on streams forked "
-                "from it; issue other work before or after the body.",
-            )
+        self._refuse_strays(body, parent, "while the body was open")
         nodes = self.cu.nodes(body.graph, about=repr(body))
         bodies.refuse_illegal_nodes(self, body, nodes)
         if body.node.kind is ConditionalKind.WHILE:

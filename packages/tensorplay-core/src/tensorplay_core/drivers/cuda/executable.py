@@ -54,7 +54,7 @@ class CudaExecutable:
         dead: What a capture that checks liveness read and has died since.
         turn: Taken for each launch and each change of the native executable.
         generation: Counts the updates in place.
-        dependents: Staged launches of it.
+        dependents: Staged launches of what it runs now.
         closed: True from ``close`` on.
     """
 
@@ -191,6 +191,9 @@ class CudaExecutable:
         self._retired.append((event, self.template.owned))
         self.template = template
         self.generation += 1
+        for dependent in list(self.dependents):
+            dependent.retire()
+        self.dependents.clear()
         self._finish.detach()
         self._finish = self._finaliser()
 

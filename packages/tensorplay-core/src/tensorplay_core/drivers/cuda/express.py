@@ -41,18 +41,17 @@ def express(staged: StagedLaunch, guard: Callable[..., bool]) -> Plan:
     # kept with their bytes, ready for the table: one look-up settles both.
     known: dict[tuple[int, ...], bytes] = {}
 
-    launcher = staged.launcher
-    generation = staged.generation
+    launcher, generation = staged.launcher, staged.generation
     rail = launcher.rail() if isinstance(launcher, Embedded) else None
 
     def plan(inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
         if stream is not None or rail is None or len(inputs) != count or not guard(*inputs):
-            return the_long_way(inputs, stream)
+            return staged(inputs, stream=stream)
         sources = tuple(map(pointer, inputs))
         packed = known.get(sources)
         if packed is None:
             if not apart(sources):
-                return the_long_way(inputs, stream)
+                return staged(inputs, stream=stream)
             packed = remembered(sources)
         made: tuple[Any, ...] = ()
         tail = b""
@@ -89,7 +88,7 @@ def express(staged: StagedLaunch, guard: Callable[..., bool]) -> Plan:
         finally:
             give(None)
         if unusual or (code and executable.mended(code)):
-            return the_long_way(inputs, stream)
+            return staged(inputs, stream=stream)
         if code:
             executable.fail(code, "a staged launch")
         return made
@@ -100,13 +99,5 @@ def express(staged: StagedLaunch, guard: Callable[..., bool]) -> Plan:
             known.clear()
         packed = known[sources] = rail.pack(sources)
         return packed
-
-    def the_long_way(inputs: Sequence[Any], stream: object) -> tuple[Any, ...]:
-        nonlocal launcher, generation, rail
-        made = staged(inputs, stream=stream)
-        if staged.generation != generation:
-            launcher, generation = staged.launcher, staged.generation
-            rail = launcher.rail() if isinstance(launcher, Embedded) else None
-        return made
 
     return plan

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tensorplay_core.errors import CaptureError, SignatureMismatch
+from tensorplay_core.errors import CaptureError, GraphStateError, SignatureMismatch
 from tensorplay_core.protocols import StagePlan
 from tensorplay_core.signature import differences, facts
 
@@ -33,7 +33,7 @@ class StagedLaunch:
         static: The graph's input buffers.
         results: The graph's output buffers.
         launcher: Launches with copies around.
-        generation: Which update of the executable the launcher is of.
+        generation: Which update of the executable the plan is of.
         apart: True if all of some addresses are known to lie apart from the buffers.
     """
 
@@ -76,7 +76,7 @@ class StagedLaunch:
         Raises:
             SignatureMismatch: Inputs unlike the static ones; nothing was changed.
             CaptureError: The stream is capturing.
-            GraphStateError: The executable is closed.
+            GraphStateError: The graph was closed, or updated since the plan was made.
         """
         if not self._check(inputs):
             self._refuse_unless_equal(inputs)
@@ -101,7 +101,7 @@ class StagedLaunch:
             if executable.closed or executable.dead:
                 executable.check()
             if self.generation != executable.generation:
-                self._renew()
+                raise self._outdated()
             code = self._issue(sources, destinations, copies, target)
             if code and executable.mended(code):
                 code = self._issue(sources, destinations, copies, target)
@@ -149,12 +149,13 @@ class StagedLaunch:
         held.append((event, keep))
         return event
 
-    def _renew(self) -> None:
-        before = self.launcher
-        self.launcher = launcher(self._kernels, self.executable, self._entries, self._sinks)
-        self.generation = self.executable.generation
-        self.order.settle(before.native)
-        before.close()
+    def _outdated(self) -> GraphStateError:
+        return GraphStateError(
+            doing="staging inputs for",
+            subject=self.executable.subject,
+            met="the graph was updated since this plan was made, and may read other buffers now",
+            remedy="Make the plan anew: g.stage(...).",
+        )
 
     def _refuse_unless_equal(self, inputs: Sequence[Any]) -> None:
         found = differences(self._captured, inputs)
@@ -187,6 +188,11 @@ class StagedLaunch:
     def rewrite(self, node: Any, parameters: Any) -> None:
         """Gives a kernel node other parameters. Called in the executable's turn."""
         self.launcher.rewrite(node, parameters)
+
+    def retire(self) -> None:
+        """Waits for its launches: the executable runs other work now. Called in its turn."""
+        self.order.settle(self.launcher.native)
+        self.launcher.close()
 
     def close(self) -> None:
         """Waits for its launches and ends them. The executable does it when it closes."""

@@ -75,7 +75,7 @@ class Arrays(Queue):
             poison(memory)
             return Buffer(self._capturing, memory, Plain(self._ledger, nbytes, born))
         # Nobody may run in the pool's memory while a block of it is poisoned.
-        with capture.pool.turn:
+        with capture.pool.turn.lock:
             block = capture.pool.allocate(nbytes, born, capture.loops)
             memory = cast_to(block.view(nbytes), typecode, shape)
             poison(memory)

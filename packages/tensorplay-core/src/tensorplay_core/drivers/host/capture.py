@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tensorplay_core.errors import CaptureInvalidated, UnjoinedWork
+from tensorplay_core.errors import CaptureInvalidated, ConditionalError, UnjoinedWork
 from tensorplay_core.places import user_place
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, ConditionalKind
 
@@ -71,6 +71,8 @@ class Capture:
         over: True once it was ended or discarded.
         wrote: Of a while body: True if captured work writes its predicate.
         predicate: Of a while body: what it samples at its end, in use until then.
+        site: Of a body: the stream's part in its parent that its node stands in, and what came last
+            there when the node was added.
         adopted: True if the graph hooks took it in.
         template: What an adopted capture became when its owner ended it.
         serial: Number of the root, from 1.
@@ -103,6 +105,7 @@ class Capture:
         self.inner: Capture | None = None
         self.entered = self.over = self.wrote = self.adopted = False
         self.predicate: object = None
+        self.site: tuple[Lane, tuple[int, ...]] | None = None
         self.template: Template | None = None
         self._told: list[Pool] = []
         self.serial = next(_serials)
@@ -185,7 +188,7 @@ class Capture:
         self.lanes = {}
         for pool in self._told:
             pool.leave_loop(self.loop)
-        self._told, self.predicate = [], None
+        self._told, self.predicate, self.site = [], None, None
         # Events and tracebacks may outlive the capture and refer to it: it must hold nothing then.
         self.recording, self.holdings, self.offence = Recording(), Holdings(), None
         if self.parent is not None and self.parent.inner is self:
@@ -220,6 +223,20 @@ class Capture:
             elif options.track_operands:
                 self.holdings.keep(storage)
         return buffer.alias()
+
+    def refuse_strays(self, when: str) -> None:
+        """Raises ConditionalError if anything came between the body's node and the body.
+
+        It stands after the node, so it would run after the body, whatever the user wrote.
+        """
+        if self.site is None or self.site[0].frontier == self.site[1]:
+            return
+        raise ConditionalError(
+            doing="capturing",
+            subject=str(self),
+            met=f"work was issued on {self.site[0].stream} {when}, and would run after the body",
+            remedy="Issue it before the conditional is opened, inside a body, or after them all.",
+        )
 
     def written(self, memory: memoryview) -> None:
         """Captured work writes ``memory``: marks the while bodies whose predicate that may be."""

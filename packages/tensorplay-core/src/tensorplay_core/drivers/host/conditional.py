@@ -53,11 +53,14 @@ class Conditionals(Graphs):
             max_steps=max_steps,
             where=user_place(),
         )
-        capture.add(self._lane(capture), Node("conditional", kind.value, conditional=conditional))
+        lane = self._lane(capture)
+        capture.add(lane, Node("conditional", kind.value, conditional=conditional))
         bodies = tuple(
             Capture.body(capture, self.stream(f"{kind.value} body"), conditional, branch)
             for branch in range(branches)
         )
+        for body in bodies:
+            body.site = lane, lane.frontier
         if kind is ConditionalKind.WHILE:
             bodies[0].predicate = predicate
         return bodies
@@ -73,6 +76,7 @@ class Conditionals(Graphs):
                 met = "it was entered before" if body.entered else f"{parent.inner} is still open"
             raise _misplaced("entering", body, met)
         self._must_record(parent, f"entering {body} in")
+        body.refuse_strays("between its node and the body")
         body.entered = True
         body.allocate_from(parent.pool)
         parent.inner = body
@@ -102,6 +106,7 @@ class Conditionals(Graphs):
             raise _misplaced("leaving", body, f"{body.inner} inside it is still open")
         try:
             body.check("leaving a body of")
+            body.refuse_strays("while the body was open")
             body.refuse_unjoined()
             if body.conditional.kind is ConditionalKind.WHILE:
                 self._close_loop(body, body.conditional)

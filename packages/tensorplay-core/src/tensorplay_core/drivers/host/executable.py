@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from tensorplay_core.errors import GraphStateError
+from tensorplay_core.errors import GraphStateError, ReplayError
 
 from .program import Program, note_failure
 from .recording import Node
@@ -25,8 +25,8 @@ class Executable:
     Attributes:
         launch: ``launch(stream=None)``: runs the work, or records it as a child graph if the stream
             is capturing. Raises GraphStateError once closed, StaleGraph if a watched input died,
-            LoopLimitExceeded if a while without ``max_steps`` ran away, and whatever the work
-            raises.
+            LoopLimitExceeded if a while without ``max_steps`` ran away, ReplayError inside a
+            replay that it would disturb or never end with, and whatever the work raises.
     """
 
     launch: Callable[..., None]
@@ -38,6 +38,7 @@ class Executable:
         # counting; replacing what is in the cell reaches launches that were taken out before.
         self._cell = [program]
         self._resolve = resolve
+        self._threads = capturing.threads
         self.launch = _launcher(self._cell, capturing, resolve)
 
     def __repr__(self) -> str:
@@ -48,9 +49,23 @@ class Executable:
         """What a launch runs now."""
         return self._cell[0]
 
-    @program.setter
-    def program(self, program: Program) -> None:
-        self._cell[0] = program
+    def replace(self, program: Program) -> None:
+        """Runs ``program`` from now on, once the launch under way is done.
+
+        A launch of this very thread that is under way goes on with what it began.
+        """
+        turn, state = self.program.turn, self._threads.state
+        if not state.executing:
+            with turn.lock:
+                self._cell[0] = program
+            return
+        try:
+            turn.wait(state)
+        except ReplayError:  # Neither thread would ever go on. The launch keeps what it runs.
+            self._cell[0] = program
+        else:
+            self._cell[0] = program
+            turn.lock.release()
 
     def difference(self, recording: Recording) -> str:
         """Why it cannot take over ``recording``; ``""`` if it can."""
@@ -70,10 +85,7 @@ class Executable:
 
     def close(self) -> None:
         """Waits for launches under way, then lets all work go. Idempotent."""
-        before = self.program
-        self.program = Program((_refuse_closed,), turn=before.turn)
-        with before.turn:
-            pass
+        self.replace(Program((_refuse_closed,), turn=self.program.turn))
 
 
 def _launcher(
@@ -101,29 +113,51 @@ def _launcher(
                 [lane.capture],
             )
         lane.capture.holdings.include(program.holdings)
-        node = Node("child", "graph", work=_child(program.steps), child=program.recording)
+        node = Node(
+            "child",
+            "graph",
+            work=_child(program.steps),
+            child=program.recording,
+            turn=program.turn,
+        )
         lane.capture.add(lane, node)
         return True
 
     def launch(stream: object | None = None) -> None:
         if (live or stream is not None) and recorded(stream):
             return
-        program = cell[0]
         state = threads.state
-        with program.turn:
-            if program.holdings.watched:
-                program.refuse_stale()
-            pending = iter(program.steps)
-            state.executing += 1
+        nested = state.executing
+        while True:
+            program = cell[0]
+            turn = program.turn
+            if nested:
+                turn.wait(state)
             try:
-                for step in pending:
-                    step()
-            except Exception as error:
-                done = len(program.steps) - operator.length_hint(pending)
-                note_failure(error, program.names, done - 1)
-                raise
+                with turn.lock:
+                    if cell[0] is not program:
+                        continue  # Updated or closed while this launch waited.
+                    if turn.owner is not None:
+                        turn.refuse("replaying", f"a host graph of {len(program.steps)} nodes")
+                    if program.holdings.watched:
+                        program.refuse_stale()
+                    pending = iter(program.steps)
+                    turn.owner = state
+                    state.executing += 1
+                    try:
+                        for step in pending:
+                            step()
+                    except Exception as error:
+                        done = len(program.steps) - operator.length_hint(pending)
+                        note_failure(error, program.names, done - 1)
+                        raise
+                    finally:
+                        state.executing -= 1
+                        turn.owner = None
+                    return
             finally:
-                state.executing -= 1
+                if nested:
+                    turn.lock.release()
 
     return launch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from tensorplay_core import pictures
@@ -24,6 +23,7 @@ from .holdings import Holdings
 from .pool import Pools
 from .program import Program
 from .template import Template
+from .turn import Turn
 
 __all__ = ["Graphs"]
 
@@ -160,7 +160,7 @@ class Graphs(Pools):
         holdings = Holdings()
         holdings.keep(template.holdings)
         holdings.keep(owner)
-        program = Program((raw,), names=("adopted",), holdings=holdings, turn=threading.RLock())
+        program = Program((raw,), names=("adopted",), holdings=holdings, turn=Turn())
         return Executable(program, self._capturing, self._resolved)
 
     @hookimpl
@@ -174,7 +174,7 @@ class Graphs(Pools):
         reason = executable.difference(template.recording("updating an executable from"))
         if reason:
             return Update(in_place=False, reason=reason)
-        executable.program = self._program(template)
+        executable.replace(self._program(template))
         return Update(in_place=True)
 
     @hookimpl

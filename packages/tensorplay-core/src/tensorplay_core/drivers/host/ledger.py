@@ -21,7 +21,8 @@ class Ledger:
         self.limit_bytes: int | None = None
         self._held = 0
         self._returned: deque[int] = deque()
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may allocate in the middle of an allocation.
+        self._lock = threading.RLock()
 
     def take(self, nbytes: int, purpose: str) -> None:
         """Counts ``nbytes`` more.
@@ -51,7 +52,8 @@ class Ledger:
 
     def _settled(self) -> int:
         while self._returned:
-            self._held -= self._returned.popleft()
+            returned = self._returned.popleft()
+            self._held -= returned
         return self._held
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tensorplay_core.protocols import PoolStatistics
 
 from .ledger import Ledger, Storage
+from .turn import Turn
 
 if TYPE_CHECKING:
     from .streams import Stream
@@ -113,7 +114,7 @@ class Pool:
 
     def __init__(self, identity: PoolId, ledger: Ledger) -> None:
         self.id = identity
-        self.turn = threading.RLock()
+        self.turn = Turn()
         self.stream: Stream | None = None
         self._ledger = ledger
         self._segments: list[Segment] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from tensorplay_core.errors import LoopLimitExceeded, StaleGraph
 from tensorplay_core.protocols import ConditionalKind
 
 from .holdings import Holdings
+from .turn import Turn, turn_of
 
 if TYPE_CHECKING:
     from .recording import Conditional, Node, Reader, Recording, Work
@@ -24,7 +24,7 @@ class Program:
     """What one executable runs. Immutable, so that an update is one assignment.
 
     Attributes:
-        turn: Held while it runs.
+        turn: Taken while it runs, with those of its child graphs.
         steps: What it runs.
         names: Of the steps.
         holdings: What it keeps alive.
@@ -40,7 +40,7 @@ class Program:
         names: tuple[str, ...] = (),
         holdings: Holdings | None = None,
         recording: Recording | None = None,
-        turn: threading.RLock,
+        turn: Turn,
     ) -> None:
         self.steps, self.names, self.recording, self.turn = steps, names, recording, turn
         self.holdings = holdings or Holdings()
@@ -54,14 +54,14 @@ class Program:
         """
         recording = template.recording("instantiating")
         # Graphs that share a pool share its memory, so they take turns.
-        turn = template.pool.turn if template.pool is not None else threading.RLock()
+        turn = template.pool.turn if template.pool is not None else Turn()
         steps = _Compiler(loop_limit).steps(recording)
         return cls(
             steps,
             names=_names(recording),
             holdings=template.holdings,
             recording=recording,
-            turn=turn,
+            turn=turn_of((turn, *recording.turns())),
         )
 
     def refuse_stale(self) -> None:

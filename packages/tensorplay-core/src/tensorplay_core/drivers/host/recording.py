@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensorplay_core.protocols import ConditionalKind
 from tensorplay_core.topology import Body, Topology
 from tensorplay_core.topology import Node as TopologyNode
+
+from .turn import Turn
 
 __all__ = ["Conditional", "Node", "Reader", "Recording", "Work"]
 
@@ -65,6 +67,7 @@ class Node:
         conditional: What it decides.
         sample: The ``loop`` of the while whose continuation it decides, and how it reads that.
         child: The graph it launches (whose launch is its ``work``).
+        turn: That graph's turn.
     """
 
     kind: str
@@ -75,6 +78,7 @@ class Node:
     conditional: Conditional | None = None
     sample: tuple[object, Reader] | None = None
     child: Recording | None = None
+    turn: Turn | None = None
 
     def bodies(self) -> list[tuple[str, Recording]]:
         """Role and recording of each body."""
@@ -104,6 +108,15 @@ class Recording:
             or (node.child is not None and node.child.has_conditionals())
             for node in self.nodes
         )
+
+    def turns(self) -> Iterator[Turn]:
+        """Those of the child graphs in it."""
+        for node in self.nodes:
+            if node.turn is not None:
+                yield node.turn
+            elif node.conditional is not None:
+                for body in node.conditional.bodies:
+                    yield from body.turns()
 
     def topology(self, label: str) -> Topology:
         """The same as plain data."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensorplay_core.errors import ArgumentError, SignatureMismatch
+from tensorplay_core.errors import ArgumentError, GraphStateError, SignatureMismatch
 
 from .buffers import DTYPES, Buffer, memory_of, overlap
 
@@ -66,6 +66,7 @@ class Stage:
         results: Sequence[Any],
     ) -> None:
         self._work, self._resolve, self._executable = work, resolve, executable
+        self._program = executable.program
         # The arrays themselves too: a buffer of a pool is in use as long as it is referred to.
         self._arrays = (tuple(static_inputs), tuple(results))
         self._static = [work._writable(array, "staging into") for array in static_inputs]
@@ -82,8 +83,10 @@ class Stage:
 
         Raises:
             SignatureMismatch: They differ; it lists every difference, and nothing was changed.
-            GraphStateError: The executable is closed.
+            GraphStateError: The graph was closed, or updated since the plan was made.
+            ReplayError: This is inside a replay of the graph.
         """
+        self._refuse_stale()
         found = _differences(self._static, inputs)
         if found:
             raise SignatureMismatch(
@@ -94,13 +97,31 @@ class Stage:
             with self._work.using(target):
                 return self._record(inputs)
         self._work._capturing.refuse_legacy(target, "staging inputs")
-        # One turn for all of it: another thread's launch must not come between copy and launch.
-        with self._executable.program.turn:
+        # One turn for all of it: no other launch may come between copy and launch.
+        turn, state = self._program.turn, self._work._capturing.threads.state
+        with turn.taken(state, "staging inputs for", repr(self._executable)):
+            self._refuse_stale()
             for into, source in zip(self._static, self._apart(inputs), strict=True):
                 if source is not into:
                     into.cast("B")[:] = source.cast("B")
+            turn.owner = None
             self._executable.launch(stream)
+            turn.owner = state
             return tuple(map(self._work._copied, self._results))
+
+    def _refuse_stale(self) -> None:
+        """Raises GraphStateError before anything is written that the graph would not read."""
+        now = self._executable.program
+        if now is self._program:
+            return
+        raise GraphStateError(
+            doing="staging inputs for",
+            subject=repr(self._executable),
+            met="it is closed"
+            if now.recording is None
+            else "the graph was updated since this plan was made, and may read other buffers now",
+            remedy="Capture again after reset() or close(), and make the plan anew: g.stage(...).",
+        )
 
     def _record(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The same as captured work, which cannot tell in advance what its inputs overlap."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .capture import Capture
     from .capturing import Capturing
     from .template import Template
+    from .turn import Turn
 
 __all__ = ["Event", "Lane", "Mark", "Stream", "ThreadState", "Threads"]
 
@@ -79,11 +80,13 @@ class ThreadState:
         name: The thread's name.
         stream: Its current stream.
         executing: How deep it is in running work; inside work, buffers may be read.
+        waiting: What it waits for inside running work.
     """
 
     name: str
     stream: Stream
     executing: int = 0
+    waiting: Turn | None = None
 
 
 class Threads(threading.local):

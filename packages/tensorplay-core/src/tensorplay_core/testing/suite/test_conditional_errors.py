@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,67 @@ def test_a_body_is_not_entered_inside_its_sibling(workbench: Workbench, facade: 
         other,
     ):
         pytest.fail("the second body was entered")
+
+
+@pytest.mark.parametrize("place", ["before the first", "between"])
+def test_work_between_a_node_and_its_bodies_is_refused(
+    workbench: Workbench, facade: Facade, place: str
+) -> None:
+    x, total, flag = workbench.buffer([1.0]), workbench.buffer([0.0]), workbench.flag(True)
+    made = facade.new()
+    with refused(facade, ConditionalError), facade.capture(made), made.if_else(flag) as bodies:
+        if place == "before the first":
+            workbench.add_(x, 1.0)
+        with bodies[0]:
+            workbench.add_(total, x)
+        if place == "between":
+            workbench.add_(x, 1.0)
+        with bodies[1]:
+            workbench.add_(total, x)
+    assert [workbench.read(one) for one in (x, total)] == [[1.0], [0.0]]
+
+
+def test_work_on_the_parents_stream_inside_a_body_is_refused(
+    workbench: Workbench, facade: Facade
+) -> None:
+    x, total, flag = workbench.buffer([1.0]), workbench.buffer([0.0]), workbench.flag(True)
+    made, stream = facade.new(), workbench.stream()
+    with (
+        refused(facade, ConditionalError),
+        facade.capture(made, None, stream=stream),
+        made.while_loop(flag, max_steps=2),
+    ):
+        workbench.add_(total, x)
+        with workbench.on(stream):
+            workbench.add_(x, 1.0)
+    assert [workbench.read(one) for one in (x, total)] == [[1.0], [0.0]]
+
+
+def test_the_capture_is_lost_with_a_body_that_could_not_be_entered(
+    workbench: Workbench, facade: Facade
+) -> None:
+    x, total, flag = workbench.buffer([1.0]), workbench.buffer([0.0]), workbench.flag(True)
+    made = facade.new()
+    with refused(facade, ConditionalError), facade.capture(made):
+        with made.if_else(flag) as (then, _):
+            workbench.add_(x, 1.0)
+            with contextlib.suppress(ConditionalError), then:
+                workbench.add_(total, x)
+        workbench.add_(total, x)
+    assert workbench.read(total) == [0.0]
+
+
+def test_work_after_the_bodies_comes_after_them(workbench: Workbench, facade: Facade) -> None:
+    x, total, flag = workbench.buffer([1.0]), workbench.buffer([0.0]), workbench.flag(True)
+    made = facade.new()
+    with facade.capture(made), made.if_else(flag) as (then, other):
+        with then:
+            workbench.add_(total, x)
+        with other:
+            workbench.add_(total, 100.0)
+        workbench.add_(x, 1.0)
+    made.replay()
+    assert [workbench.read(one) for one in (x, total)] == [[2.0], [1.0]]
 
 
 def test_a_body_is_not_entered_after_the_capture(workbench: Workbench, facade: Facade) -> None:

@@ -7,13 +7,10 @@ import pytest
 from tensorplay_core.errors import (
     ArgumentError,
     ArgumentTypeError,
-    GraphStateError,
-    SignatureMismatch,
     TensorplayError,
 )
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.testing.facade import Facade
-from tensorplay_core.testing.oracle import churn
 from tensorplay_core.testing.workbench import Workbench
 
 from .checks import four_parts, unchanged
@@ -214,121 +211,3 @@ def test_a_signature_check_never_says_yes_to_what_would_not_do(
     assert not check([workbench.buffer([1.0]), workbench.buffer([2.0, 3.0])])
     assert not check([workbench.buffer([1.0, 2.0]), workbench.flag(True)])
     assert not check([workbench.buffer([1.0, 2.0]), workbench.index(3)])
-
-
-# staging
-
-
-@pytest.mark.needs("stage")
-def test_a_plan_stages_inputs_launches_and_gives_results_that_stay(
-    workbench: Workbench, facade: Facade
-) -> None:
-    x, y = workbench.buffer([0.0, 0.0]), workbench.buffer([0.0, 0.0])
-    total = workbench.buffer([0.0, 0.0])
-
-    def work() -> None:
-        workbench.copy_(total, x)
-        workbench.add_(total, y)
-
-    made = facade.record(work)
-    plan = made.stage([x, y], [total])
-    owned = []
-    for step in range(20):
-        given = workbench.buffer([float(step), 1.0]), workbench.buffer([0.5, float(step)])
-        owned.append(plan(given))
-        del given
-    churn(workbench, length=2)
-    for step, results in enumerate(owned):
-        assert isinstance(results, tuple)
-        assert workbench.read(results[0]) == [step + 0.5, step + 1.0]
-
-
-@pytest.mark.needs("stage")
-def test_a_plan_runs_on_the_stream_it_is_given(workbench: Workbench, facade: Facade) -> None:
-    x, total = workbench.buffer([1.0]), workbench.buffer([0.0])
-    made = facade.record(lambda: workbench.add_(total, x))
-    plan = made.stage([x], [total])
-    chosen = workbench.stream()
-    with unchanged(facade):
-        (result,) = plan([workbench.buffer([5.0])], stream=chosen)
-    assert workbench.read(result) == [5.0]
-
-
-@pytest.mark.needs("stage")
-@pytest.mark.parametrize("form", ["plan", "stage_and_launch"])
-def test_inputs_of_another_count_or_shape_are_refused_and_nothing_runs(
-    workbench: Workbench, facade: Facade, form: str
-) -> None:
-    x, y = workbench.buffer([1.0, 2.0]), workbench.buffer([3.0, 4.0])
-    total = workbench.buffer([0.0, 0.0])
-
-    def work() -> None:
-        workbench.add_(total, x)
-        workbench.add_(total, y)
-
-    made = facade.record(work)
-    plan = made.stage([x, y])
-    good = workbench.buffer([9.0, 9.0])
-    for wrong in ([good], [good, good, good], [good, workbench.buffer([9.0])]):
-        with unchanged(facade), pytest.raises(SignatureMismatch) as caught:
-            plan(wrong) if form == "plan" else made.stage_and_launch([x, y], wrong)
-        four_parts(caught.value)
-        assert caught.value.differences
-        assert [workbench.read(one) for one in (x, y, total)] == [[1, 2], [3, 4], [0, 0]]
-
-
-@pytest.mark.needs("stage")
-def test_staging_copies_every_input_and_launches_once(workbench: Workbench, facade: Facade) -> None:
-    static = [workbench.buffer([0.0, 0.0]) for _ in range(5)]
-    total = workbench.buffer([0.0, 0.0])
-
-    def work() -> None:
-        for one in static:
-            workbench.add_(total, one)
-
-    made = facade.record(work)
-    expected = [0.0, 0.0]
-    for step in range(50):
-        fresh = [workbench.buffer([float(step), float(place)]) for place in range(5)]
-        made.stage_and_launch(static, fresh)
-        expected = [expected[0] + 5 * step, expected[1] + 10]
-    assert workbench.read(total) == expected
-
-
-@pytest.mark.needs("stage")
-def test_a_static_buffer_may_stand_for_itself_or_for_another(
-    workbench: Workbench, facade: Facade
-) -> None:
-    x, y = workbench.buffer([1.0]), workbench.buffer([2.0])
-    total = workbench.buffer([0.0])
-
-    def work() -> None:
-        workbench.copy_(total, x)
-        workbench.add_(total, x)
-        workbench.add_(total, y)
-
-    made = facade.record(work)
-    made.stage_and_launch([x, y], [x, workbench.buffer([5.0])])
-    assert workbench.read(total) == [7.0]
-    made.stage_and_launch([x, y], [y, x])  # A swap: neither copy may see the other's result.
-    assert [workbench.read(one) for one in (x, y, total)] == [[5.0], [1.0], [11.0]]
-
-
-@pytest.mark.needs("stage")
-def test_a_plan_of_a_closed_graph_is_refused(workbench: Workbench, facade: Facade) -> None:
-    x, total = workbench.buffer([1.0]), workbench.buffer([0.0])
-    made = facade.record(lambda: workbench.add_(total, x))
-    plan = made.stage([x], [total])
-    made.close()
-    with unchanged(facade), pytest.raises(GraphStateError) as caught:
-        plan([workbench.buffer([5.0])])
-    four_parts(caught.value)
-    assert workbench.read(total) == [0.0]
-
-
-@pytest.mark.needs("stage")
-def test_staging_before_the_capture_is_refused(workbench: Workbench, facade: Facade) -> None:
-    x = workbench.buffer([1.0])
-    with pytest.raises(GraphStateError) as caught:
-        facade.new().stage_and_launch([x], [x])
-    four_parts(caught.value)
