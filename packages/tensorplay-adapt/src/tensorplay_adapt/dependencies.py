@@ -2,14 +2,14 @@
 
 A graph reads and writes memory where that was. All of it is looked at in each call, by loops that
 run in C: which tensors modules and optimizer hold, where their memory is, which of them require
-grad, which modules train.
+grad; what is Python's own is looked at by ``watching``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from tensorplay_torch.graphing.autocast import Autocast
 
 from .recipe import Recipe
 from .snapshot import named_state, reached_by
+from .watching import Watching
 
 __all__ = ["Dependencies"]
 
@@ -29,7 +30,6 @@ SCALER = ("_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_g
 
 _address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 _requires_grad = attrgetter("requires_grad")
-_training = itemgetter("training")
 
 
 class Dependencies:
@@ -90,12 +90,12 @@ class Dependencies:
         self._names = {**settings, **self._names}
         self._addresses = list(map(_address, self._watched))
         self._requires = list(map(_requires_grad, self._watched))
-        self._attributes = [vars(module) for module in self._modules.values()]
-        self._modes = list(map(_training, self._attributes))
         self._lengths = list(map(len, self._lists))
         self._autocast = Autocast(recipe.device.type)
         self._settings = _scaling(self._scaler)
         self._held_groups = list(self._groups)
+        trained = {one: self._name(one) for one in self._watched if one.requires_grad}
+        self.watching = Watching(recipe, self._modules, trained)
         self.unchanged = self._compiled()
 
     @property
@@ -114,9 +114,9 @@ class Dependencies:
         lists, lengths, steered = self._lists, self._lengths, self._steered
         views, sizes, held = self._views, self._sizes, self._held
         watched, addresses, requires = self._watched, self._addresses, self._requires
-        attributes, modes = self._attributes, self._modes
         scaler, settings = self._scaler, self._settings
         autocast, values = self._autocast.difference, state.values()
+        watching = self.watching
         number, flat, entries = len(groups), chain.from_iterable, len(states)
 
         def unchanged() -> bool:
@@ -131,10 +131,10 @@ class Dependencies:
                 and all(map(is_, flat(views), held))
                 and list(map(_address, watched)) == addresses
                 and list(map(_requires_grad, watched)) == requires
-                and list(map(_training, attributes)) == modes
                 and list(map(len, lists)) == lengths
                 and all(map(is_, flat(lists), steered))
                 and (scaler is None or all(map(is_, _scaling(scaler), settings)))
+                and watching.unchanged()
                 and not autocast()
             )
 
@@ -152,14 +152,12 @@ class Dependencies:
                 yield (
                     f"{self._name(tensor)}.requires_grad is {tensor.requires_grad}, was {requires}"
                 )
-        for (path, module), mode in zip(self._modules.items(), self._modes, strict=True):
-            if module.training is not mode:
-                yield f"{path or 'the module'}.training is {module.training}, was {mode}"
         for name, was, now in zip(SCALER, self._settings, _scaling(self._scaler), strict=False):
             if now is not was and (isinstance(now, torch.Tensor) or now != was):
                 yield f"scaler.{name} is not what it was"
         if difference := self._autocast.difference():
             yield difference
+        yield from self.watching.differences()
 
     def _rebound(self) -> Iterator[str]:
         if self._optimizer.state is not self._state:

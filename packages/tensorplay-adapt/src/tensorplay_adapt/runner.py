@@ -183,6 +183,7 @@ class Runner:
         """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
         stale = tuple(self._dependencies.differences())
         if not stale and self._groups.follow():
+            self._dependencies.watching.note()
             if self.fresh and self.captured is not None:
                 # Some state begins as the learning rate of the first step.
                 create_state(self.recipe.optimizer, self.captured.born)
@@ -224,6 +225,7 @@ class Runner:
             return
         if any(True for _ in self._dependencies.differences()) or not self._groups.follow():
             raise self._stale()
+        self._dependencies.watching.note()
 
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""

@@ -136,7 +136,6 @@ class CpuExecutable:
     Attributes:
         launch: Runs the operations, or records them as a child graph inside a capture.
         turn: Held around each launch. Whoever copies in and out holds it around all three.
-        revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
@@ -144,7 +143,6 @@ class CpuExecutable:
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
         self.inner: Executable = base.graph_instantiate(template.inner)
         self.turn = threading.RLock()
-        self.revision = 0
         self._watched, self._count = template.watched, template.node_count
         self.launch = _launcher(isolated(self.inner.launch), self.turn)
         if template.watched is not None:
@@ -173,10 +171,7 @@ class CpuExecutable:
         """Makes it run the work of ``template``, if both keep their inputs alive."""
         if self._watched is not None or template.watched is not None:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
-        with self.turn:
-            update = base.graph_update(self.inner, template.inner)
-            self.revision += update.in_place
-        return update
+        return base.graph_update(self.inner, template.inner)
 
     def upload(self, stream: object = None) -> None:
         """Nothing has to be moved; the stream is checked all the same."""
@@ -188,7 +183,6 @@ class CpuExecutable:
 
     def close(self) -> None:
         """Waits for launches under way, then lets the operations go."""
-        self.revision = -1
         self.inner.close()
 
 

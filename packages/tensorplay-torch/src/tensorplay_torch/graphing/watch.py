@@ -12,10 +12,13 @@ code of a function finds by name.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from tensorplay_core.errors import StaleGraph
 from tensorplay_torch.tracking.fixed import is_constant, same
@@ -24,10 +27,9 @@ from tensorplay_torch.tracking.reached import Binding, Reached, names_in
 from .eligibility import HOOKS
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "constants_of"]
 
 LOOKS = 4
 """How many parameters a call with gradients looks at."""
@@ -103,12 +105,7 @@ class _ModuleEntry:
         self._module = weakref.ref(module)
         self._hooks = [getattr(module, attribute) for attribute in HOOKS] if hooks else []
         self._parts = list(module._modules.values())
-        names = _names_read(type(module))
-        self._constants = {
-            name: value
-            for name, value in vars(module).items()
-            if name in names and name != "training" and is_constant(value)
-        }
+        self._constants = constants_of(module)
         if mode:
             self._constants["training"] = module.training
 
@@ -234,18 +231,44 @@ def _tensors(reached: Reached, kind: str, word: str) -> Iterator[_TensorEntry]:
                 yield _TensorEntry(container, key, tensor, f"{word} {name!r}")
 
 
-def _names_read(kind: type) -> set[str]:
-    """The names that the code of a module's forward knows, and of the methods that it calls."""
+def constants_of(owner: object, method: str = "forward") -> dict[str, Any]:
+    """The constants and tensors among an object's attributes that its code mentions, by name.
+
+    Args:
+        owner: A module, say.
+        method: The method that runs first; those that it calls are looked into as well.
+    """
+    names = _names_read(type(owner), method)
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if name in names and name != "training" and _is_plain(value)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return is_constant(value) or isinstance(value, torch.Tensor)
+
+
+def _names_read(kind: type, method: str) -> set[str]:
+    """The names that the code of a method knows, and of the methods and properties that it uses."""
     names: set[str] = set()
-    pending = ["forward"]
+    pending = [method]
     while pending:
-        for name in names_in(getattr(kind, pending.pop(), None)) - names:
+        code = getattr(kind, pending.pop(), None)
+        if isinstance(code, property):
+            code = code.fget
+        # torch.no_grad() and the like wrap what they decorate.
+        code = inspect.unwrap(code) if callable(code) else code
+        for name in names_in(code) - names:
             names.add(name)
             pending.append(name)
     return names
 
 
 def _said(value: object) -> str:
-    if is_constant(value) and not callable(value):
+    if _is_plain(value) and not callable(value) and not isinstance(value, torch.Tensor):
         return repr(value)
     return f"another {type(value).__name__}"

@@ -56,6 +56,8 @@ def same(captured: Any, given: Any) -> bool:
         return True
     if type(captured) is not type(given):
         return False
+    if type(captured) is tuple:
+        return len(captured) == len(given) and all(map(same, captured, given))
     if isinstance(captured, slice):
         return all(same(getattr(captured, end), getattr(given, end)) for end in SLICE)
     if not isinstance(captured, (*BY_VALUE, frozenset)):

@@ -1,0 +1,205 @@
+"""What a captured step's code depends on in Python, and whether it is still what it was.
+
+A replay runs no Python. So it would not see that a module evaluates, that a number which a forward
+reads (a rate of dropout, an eps) is another one, that somebody registered a hook, or that a name
+which the loss reads is bound to something else. All of it is looked at in each call, by loops that
+run in C. Hooks cost one comparison: torch counts those that it ever registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import call, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as of_modules
+from torch.optim import optimizer as of_optimizers
+from torch.utils.hooks import RemovableHandle
+
+from tensorplay_torch.graphing.eligibility import HOOKS
+from tensorplay_torch.graphing.watch import constants_of
+from tensorplay_torch.tracking.fixed import is_constant, same
+from tensorplay_torch.tracking.reached import Reached
+
+from .recipe import Recipe
+
+__all__ = ["Watching"]
+
+OF_TENSORS = {
+    "_backward_hooks": "gradient hook",
+    "_post_accumulate_grad_hooks": "hook after its gradient's accumulation",
+}
+OF_OPTIMIZERS = {
+    "_optimizer_step_pre_hooks": "step pre-hook",
+    "_optimizer_step_post_hooks": "step post-hook",
+}
+OF_ALL_MODULES = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+OF_ALL_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+OURS = "tensorplay_"
+SHADOWS = ("forward", "_call_impl", "__call__")
+ABSENT = object()
+
+
+class Watching:
+    """See the module.
+
+    Args:
+        recipe: The step, as it was just captured.
+        modules: Those that it runs or writes, by path.
+        tensors: Whose gradients it computes, with what errors call them.
+
+    Attributes:
+        unchanged: Called without arguments it returns True if nothing changed, or False if that
+            needs a closer look: at ``differences``, and if there are none at ``note``.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        modules: Mapping[str, nn.Module],
+        tensors: Mapping[torch.Tensor, str],
+    ) -> None:
+        self._recipe, self._modules, self._tensors = recipe, modules, tensors
+        self._owners: dict[str, object] = {
+            path or "the module": one for path, one in modules.items()
+        }
+        self._constants = {
+            path: {"training": one.training, **constants_of(one)}
+            for path, one in zip(self._owners, modules.values(), strict=True)
+        }
+        if not type(recipe.optimizer).__module__.startswith("torch."):
+            self._owners["optimizer"] = recipe.optimizer
+            self._constants["optimizer"] = constants_of(recipe.optimizer, "step")
+        self._bindings = [
+            (f"{kind}: {one.name}", one)
+            for kind, function in (
+                ("loss_function", recipe.loss_function),
+                ("gradient_transform", recipe.gradient_transform),
+            )
+            if function is not None and not isinstance(function, nn.Module)
+            for one in Reached(function).bindings
+        ]
+        self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
+        self._dtype = torch.get_default_dtype()
+        self._hooks = dict(self._hooked())
+        self.note()
+
+    def note(self) -> None:
+        """Takes what does not matter as it is now, so that the next look is short again."""
+        dicts = [vars(one) for one in self._owners.values()]
+        # Objects with attributes of the same names are looked at by one loop.
+        alike: dict[tuple[str, ...], list[tuple[dict[str, Any], Any]]] = {}
+        for attributes, constants in zip(dicts, self._constants.values(), strict=True):
+            if constants:
+                names = tuple(constants)
+                values = tuple(attributes.get(name, ABSENT) for name in names)
+                alike.setdefault(names, []).append(
+                    (attributes, values if len(values) > 1 else values[0])
+                )
+        looks = [
+            (itemgetter(*names), [one for one, _ in pairs], [values for _, values in pairs])
+            for names, pairs in alike.items()
+        ]
+        lengths = list(map(len, dicts))
+        reads = [one.read for _, one in self._bindings]
+        bound = list(map(call, reads))
+        # What is removed is not counted as what is registered is.
+        present = [(hooks, len(hooks)) for _, hooks in self._all_hooks() if hooks]
+        dtype, default_dtype = self._dtype, torch.get_default_dtype
+        handles, registered = RemovableHandle, RemovableHandle.next_id
+
+        def unchanged() -> bool:
+            if handles.next_id != registered or default_dtype() is not dtype:
+                return False
+            try:
+                for get, attributes, values in looks:
+                    if list(map(get, attributes)) != values:
+                        return False
+            except (KeyError, RuntimeError):  # It is gone, or a tensor of several elements.
+                return False
+            return (
+                list(map(len, dicts)) == lengths
+                and (not reads or all(map(is_, map(call, reads), bound)))
+                and (not present or all(len(hooks) == size for hooks, size in present))
+            )
+
+        self.unchanged: Callable[[], bool] = unchanged
+
+    def differences(self) -> Iterator[str]:
+        """What changed, one line each."""
+        for path, constants in self._constants.items():
+            attributes = vars(self._owners[path])
+            for name, was in constants.items():
+                now = attributes.get(name, ABSENT)
+                if now is not was and not same(was, now):
+                    yield f"{path}.{name} is {_said(now)}, was {_said(was)}"
+        for path, names in self._shadows.items():
+            for name in names & vars(self._owners[path]).keys():
+                yield f"{path}.{name} is set, and hides that of its class"
+        for name, binding in self._bindings:
+            now = binding.read()
+            if now is not binding.value and not same(binding.value, now):
+                yield f"{name} is {_said(now)}, was {_said(binding.value)}"
+        now = dict(self._hooked())
+        for key, (said, hook) in now.items():
+            if key not in self._hooks:
+                yield f"{said} ({_named(hook)}) was registered, which no replay runs"
+        for key, (said, hook) in self._hooks.items():
+            if key not in now:
+                yield f"{said} ({_named(hook)}) was removed, and a replay still does its work"
+        if torch.get_default_dtype() is not self._dtype:
+            yield f"the default dtype is {torch.get_default_dtype()}, was {self._dtype}"
+
+    def _all_hooks(self) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+        """Every place of hooks that concerns the step, with what errors call its hooks."""
+        for path, module in self._modules.items():
+            for attribute, kind in HOOKS.items():
+                yield f"a {kind} of {path or 'the module'}", vars(module)[attribute]
+        for tensor, name in self._tensors.items():
+            for attribute, kind in OF_TENSORS.items():
+                yield f"a {kind} of {name}", getattr(tensor, attribute) or {}
+        for attribute, kind in OF_OPTIMIZERS.items():
+            yield f"a {kind} of the optimizer", getattr(self._recipe.optimizer, attribute, {})
+        for attribute in OF_ALL_MODULES:
+            yield "a hook of all modules", getattr(of_modules, attribute)
+        for attribute in OF_ALL_OPTIMIZERS:
+            yield "a hook of all optimizers", getattr(of_optimizers, attribute)
+
+    def _hooked(self) -> Iterator[tuple[tuple[str, int, int], tuple[str, Any]]]:
+        for said, hooks in self._all_hooks():
+            for number, hook in hooks.items():
+                # Captures, in this thread or in another, have hooks of their own.
+                if not (getattr(hook, "__module__", None) or "").startswith(OURS):
+                    yield (said, number, id(hook)), (said, hook)
+
+
+def _shadowed(owner: object) -> set[str]:
+    """Names of methods that an attribute of the instance would hide, and that none hides yet."""
+    kind = type(owner)
+    methods = {
+        name
+        for one in kind.__mro__
+        if not one.__module__.startswith("torch.nn.modules.module")
+        for name, value in vars(one).items()
+        if callable(value)
+    }
+    return {*methods, *SHADOWS} - vars(owner).keys()
+
+
+def _said(value: object) -> str:
+    if value is ABSENT:
+        return "gone"
+    if (is_constant(value) and not callable(value)) or type(value) is tuple:
+        return f"{value!r:.60}"
+    return f"another {type(value).__name__}"
+
+
+def _named(hook: object) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
