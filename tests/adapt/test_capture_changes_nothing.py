@@ -13,7 +13,7 @@ import torch
 from torch import nn, optim
 
 from tensorplay_adapt import CudaGraphAdaptationStep
-from tensorplay_core.errors import CaptureError, OperationRefused
+from tensorplay_core.errors import CaptureError, CaptureInvalidated, OperationRefused
 from tensorplay_torch import is_current_stream_capturing
 
 mse = nn.functional.mse_loss
@@ -132,9 +132,27 @@ def test_with_inputs_that_the_module_overwrites(device):
     model = Scaled(4, 2).to(device)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randn(6, 4, device=device), torch.randn(6, 2, device=device)
-    expected = mse(nn.functional.linear(x * 2, model.weight, model.bias), y)
+    with torch.no_grad():
+        expected = mse(nn.functional.linear(x * 2, model.weight, model.bias), y)
     step = CudaGraphAdaptationStep.capture(model, optimizer, x, y, mse, device=device)
     assert torch.equal(step(x, y), expected)
+
+
+def test_a_loss_that_is_still_held(device):
+    """Gradients go to its parameters on the stream of its forward, which a capture cannot join."""
+    model = nn.Linear(4, 2).to(device)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(6, 4, device=device), torch.randn(6, 2, device=device)
+    held = mse(model(x), y)
+    before = Everything(model, optimizer)
+    if device == "cuda" and not hasattr(torch._C, "_set_override_stale_capture_stream"):
+        with pytest.raises(CaptureInvalidated, match="del loss"):
+            CudaGraphAdaptationStep.capture(model, optimizer, x, y, mse, device=device)
+        before.check()
+        held = held.detach()
+    step = CudaGraphAdaptationStep.capture(model, optimizer, x, y, mse, device=device)
+    before.check()
+    assert torch.equal(step(x, y), held)
 
 
 def test_memory_that_nobody_named_is_put_back_too(device):

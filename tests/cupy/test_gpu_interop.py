@@ -90,6 +90,7 @@ def test_torch_works_on_the_stream_of_the_capture():
 
 
 @pytest.mark.filterwarnings("ignore:.*under-utilization")  # The grid is small for a test.
+@pytest.mark.filterwarnings("ignore:The 'generic' unit:DeprecationWarning")  # numba, of NumPy.
 def test_numba_kernels_are_captured_and_their_arrays_are_kept():
     try:
         from numba import cuda

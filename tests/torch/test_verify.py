@@ -255,7 +255,12 @@ def test_many_differences_are_counted(x):
 
 def test_pending_backwards_of_the_user_survive(device, model, x):
     loss = model(x).sum()
-    check(model, x)
+    if device == "cuda" and not hasattr(torch._C, "_set_override_stale_capture_stream"):
+        # This torch takes gradients to parameters on the stream of the pending forward.
+        with pytest.raises(tp.CaptureInvalidated, match="del loss"):
+            check(model, x)
+    else:
+        check(model, x)
     loss.backward()
     assert all(p.grad is not None for p in model.parameters())
 

@@ -19,6 +19,7 @@ from tensorplay_torch import CUDAGraph, graph
 from tensorplay_torch.cuda.capture import attempt
 from tensorplay_torch.graphing.eligibility import DDP_WARMUP, is_ddp
 from tensorplay_torch.numbered import NumberedNode, numbered
+from tensorplay_torch.resources.versions import Versions
 from tensorplay_torch.tracking.fixed import same
 from tensorplay_torch.tracking.surroundings import steady_streams
 
@@ -216,11 +217,16 @@ class Session:
     def _update_alone(self) -> Sequence[NumberedNode]:
         """Captures the optimizer's step, on the gradients that are bound, and throws it away."""
         recipe, nodes = self._recipe, list[NumberedNode]()
-        trial = CUDAGraph(device=recipe.device)
-        with graph(trial, capture_error_mode="thread_local", track_operands=False):
-            recipe.features.unscale(recipe.optimizer)
-            recipe.update(partial(_noting, trial, nodes, None))
-        trial.close()
+        trial, versions = CUDAGraph(device=recipe.device), Versions()
+        for tensor in named_state(recipe).values():
+            versions.note(tensor)
+        try:
+            with graph(trial, capture_error_mode="thread_local", track_operands=False):
+                recipe.features.unscale(recipe.optimizer)
+                recipe.update(partial(_noting, trial, nodes, None))
+        finally:
+            trial.close()
+            versions.restore()
         return nodes
 
 

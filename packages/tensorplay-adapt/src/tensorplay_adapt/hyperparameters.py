@@ -194,6 +194,10 @@ class Hyperparameters:
                 return set(self._written)
             doubtful = {place for place in doubtful if _same(place, again, data)}
         assert again is not None
+        for node, offset in doubtful:
+            words = [data[node][offset : offset + 4].hex() for _, data in trials]
+            name = again[node].name
+            log.debug("not understood: %s at byte %s of node %s, %s", words, offset, node, name)
         constants, usual = [node.constants for node in again], [node.data for node in again]
         culprits = set()
         for key, value in self._written.items():
@@ -219,7 +223,9 @@ class Hyperparameters:
         except TensorplayError as error:
             log.debug("a trial capture of the optimizer's step failed: %s", error)
             return None
-        if [(n.name, len(n.data)) for n in found] != [(n.name, len(n.data)) for n in self._nodes]:
+        forms = [[(node.name, len(node.data)) for node in nodes] for nodes in (found, self._nodes)]
+        if forms[0] != forms[1]:
+            log.debug("a trial capture of the optimizer's step has nodes %s, not %s", *forms)
             return None
         return found
 

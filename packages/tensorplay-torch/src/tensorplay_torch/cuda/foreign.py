@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from tensorplay_core.errors import DriverError
 from tensorplay_torch._private import required
 from tensorplay_torch.resources.bases import Gaps
+from tensorplay_torch.tracking.dispatch import dispatches
 from tensorplay_torch.tracking.operations import Kind, describe
 
 __all__ = ["ForeignWork", "tensors_at"]
@@ -91,5 +92,10 @@ def tensors_at(words: Iterable[int], device: torch.device) -> Iterator[torch.Ten
 def _tensors() -> Iterator[torch.Tensor]:
     # By class, because asking an object for an attribute may run anything.
     everything = gc.get_objects()
-    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, torch.Tensor)}
+    # One that takes operations apart wraps others, which are among these, or has no memory.
+    kinds = {
+        kind
+        for kind in set(map(type, everything))
+        if issubclass(kind, torch.Tensor) and not dispatches(kind)
+    }
     return (one for one in everything if type(one) in kinds)

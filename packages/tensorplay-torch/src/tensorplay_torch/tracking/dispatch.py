@@ -24,7 +24,7 @@ from .culprit import blame
 from .modes import DISPATCH
 from .untraced import untraced
 
-__all__ = ["CaptureDispatch", "Execute", "Explain", "Listener"]
+__all__ = ["CaptureDispatch", "Execute", "Explain", "Listener", "dispatches"]
 
 Execute: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 Explain: TypeAlias = Callable[[Exception, Any, int], Exception | None]
@@ -70,7 +70,7 @@ class CaptureDispatch(TorchDispatchMode):
         self._after = [listener.after for listener in listeners]
         self._execute, self._explain = execute, explain
         self._plain = required("disable_torch_function", "capturing")
-        self._depth = 0
+        self.depth: int | None = None
         self.thread = 0
 
     @classmethod
@@ -86,7 +86,7 @@ class CaptureDispatch(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         # A subclass with a dispatch of its own takes itself apart first; its parts come here.
-        if types and any(_dispatches(one) for one in types):
+        if types and any(dispatches(one) for one in types):
             return NotImplemented
         keywords = {} if kwargs is None else kwargs
         try:
@@ -109,15 +109,15 @@ class CaptureDispatch(TorchDispatchMode):
     def start(self) -> None:
         """Begins to see this thread's operations."""
         self.thread = threading.get_ident()
-        self._depth = DISPATCH.enter(self)
+        DISPATCH.enter(self)
 
     def stop(self) -> None:
-        """Stops, wherever the mode stands in the stack.
+        """Stops, wherever the mode stands in the stack. Idempotent.
 
         Raises:
             CaptureError: Other modes were not nested with this one.
         """
-        DISPATCH.leave(self, self._depth)
+        DISPATCH.leave(self)
 
 
 if PRIVATE["skip_code"].value is not None:
@@ -127,5 +127,6 @@ if PRIVATE["skip_code"].value is not None:
     )
 
 
-def _dispatches(kind: type) -> bool:
+def dispatches(kind: type) -> bool:
+    """True for a class of tensors that takes operations apart by itself, and may have no memory."""
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]

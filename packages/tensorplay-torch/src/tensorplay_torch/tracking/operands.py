@@ -41,20 +41,13 @@ class Operands:
         options: Whether to keep external storages or to watch them.
         held: How many references to a storage are the graph's own, and so no sign of life; None
             if it has none.
-        versions: Notes the tensors that are written; None if somebody else does.
 
     Attributes:
         retained: The external storages that are kept, by key.
     """
 
-    def __init__(
-        self,
-        options: CaptureOptions,
-        held: Callable[[int], int] | None = None,
-        versions: Versions | None = None,
-    ) -> None:
+    def __init__(self, options: CaptureOptions, held: Callable[[int], int] | None = None) -> None:
         self._weak = options.check_input_liveness
-        self._versions = versions
         self._held = held
         # Storages met so far, by key: True for those born in the capture. The keys stay theirs as
         # long as the storages are kept, watched or pinned.
@@ -90,9 +83,6 @@ class Operands:
             if operation.writes:
                 for tensor in operation.written(args, kwargs):
                     self.wrote(tensor)
-                    # The write is counted when the operation returns.
-                    if self._versions is not None and not self.is_born(tensor):
-                        self._versions.note(tensor)
         if isinstance(result, Tensor):
             self._bear(result)
         else:
@@ -212,7 +202,7 @@ class DeviceListener:
 
     def __init__(self, device: str, options: CaptureOptions) -> None:
         self.versions = Versions()
-        self.operands = Operands(options, versions=self.versions)
+        self.operands = Operands(options)
         self.bindings = Bindings(self.operands.is_born)
         self._device = device
 
@@ -221,6 +211,10 @@ class DeviceListener:
         if not isinstance(func, OpOverload):
             return
         operation = describe(func)
+        if operation.writes:
+            for tensor in operation.written(args, kwargs):
+                if not self.operands.is_born(tensor):
+                    self.versions.note(tensor)
         if operation.plain:
             return
         reason = value_reason(operation, args, kwargs)
