@@ -90,6 +90,19 @@ class Arguments:
         rest = iter(leaves)
         return self._args.build(rest), self._kwargs.build(rest)
 
+    def changed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor]
+    ) -> list[str]:
+        """What a callable did to the containers that ``call_with(inputs)`` made, by path."""
+        wanted: dict[int, Any] = dict(self._constants)
+        wanted.update(zip(self._places, inputs, strict=True))
+        found = [*self._args.differences(args, "args"), *self._kwargs.differences(kwargs, "kwargs")]
+        leaves: list[Any] = []
+        if not found and self._args.take(args, leaves) and self._kwargs.take(kwargs, leaves):
+            paths = self._all_paths
+            found = [paths[n] for n, leaf in enumerate(leaves) if leaf is not wanted[n]]
+        return [line.partition(":")[0] for line in found]
+
     def mismatch(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, also: Sequence[str] = ()
     ) -> SignatureMismatch:

@@ -173,6 +173,14 @@ class Candidate:
         for tensor, before, path in zip(inputs, versions, self.arguments.paths, strict=True):
             if tensor._version != before:
                 raise self._writes(path)
+        if changed := self.arguments.changed(args, kwargs, inputs):
+            raise OperationRefused(
+                operation="changing an argument",
+                doing="graphing",
+                subject=self.subject,
+                met=f"it sets {', '.join(changed)} of the caller's, and a replay runs no Python",
+                remedy="Return what it adds, or let it work on a copy: batch = dict(batch).",
+            )
         return result
 
     def _writes(self, path: str) -> OperationRefused:

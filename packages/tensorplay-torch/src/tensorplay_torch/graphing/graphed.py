@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
@@ -47,6 +48,9 @@ class GraphedFunction:
         self._function, self._settings, self._pool = function, settings, pool
         self._attribute = ""
         self._lock = threading.RLock()
+        self._of_classes: weakref.WeakKeyDictionary[type, GraphedFunction] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @untraced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -107,11 +111,16 @@ class GraphedFunction:
         self._attribute = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
+        if instance is None or isinstance(self._function, staticmethod):
             return self
+        if isinstance(instance, type) and instance in self._of_classes:
+            return self._of_classes[instance]
         bound = GraphedFunction(
             types.MethodType(self._function, instance), self._settings, self._pool
         )
+        if isinstance(instance, type):
+            # As a class method; a class has no attributes of its own that go first.
+            return self._of_classes.setdefault(instance, bound)
         attributes = getattr(instance, "__dict__", None)
         if attributes is None or not self._attribute:
             return bound

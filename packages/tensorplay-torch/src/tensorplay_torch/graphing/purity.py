@@ -9,6 +9,7 @@ import torch
 
 from tensorplay_core.errors import OperationRefused
 from tensorplay_torch.tracking.attributes import Attributes
+from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import HostRandom
 
 from .candidate import Candidate
@@ -21,10 +22,11 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
     """Refuses what the code in the block did beside work of its device: no replay does it again.
 
     Raises:
-        OperationRefused: It bound attributes, or drew random numbers on the host.
+        OperationRefused: It changed what Python code sees, or drew random numbers on the host.
     """
     reached = candidate.reached
     attributes = Attributes({**reached.owners, **reached.modules})
+    names = Names(reached.places)
     host = HostRandom()
     drawn_here = candidate.device.type != "cpu"
     state = torch.default_generator.get_state()
@@ -37,7 +39,7 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
             and not torch.equal(state, torch.default_generator.get_state())
         ):
             library = "torch's generator of the CPU"
-        changes = sorted(attributes.changes())
+        changes = sorted({*attributes.changes(), *names.changes()})
     finally:
         host.restore()
         if drawn_here:
@@ -46,8 +48,9 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
         raise drawn_elsewhere(library, candidate.device, candidate.subject)
     if changes:
         attributes.restore()
+        names.restore()
         raise OperationRefused(
-            operation="setting an attribute",
+            operation="setting an attribute or a variable",
             doing="graphing",
             subject=candidate.subject,
             met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",

@@ -13,6 +13,7 @@ from tensorplay_torch.graphs import DRIVER
 from tensorplay_torch.resources.generators import serves
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import Preservation
 from tensorplay_torch.tracking.surroundings import steady_streams
 
@@ -203,16 +204,19 @@ def session(
         torch.set_grad_enabled(differentiate),
         substituted(modules, parameters if differentiate else ()) as stand_ins,
     ):
+        found = [one.reached for one in candidates]
         owners = {
             f"{number}:{name}": owner
-            for number, one in enumerate(candidates)
-            for name, owner in one.reached.owners.items()
+            for number, one in enumerate(found)
+            for name, owner in one.owners.items()
         }
         attributes = Attributes({**owners, **modules})
+        names = Names([place for one in found for place in one.places])
         try:
             yield Session(candidates, stand_ins, differentiate=differentiate, settings=settings)
         finally:
             attributes.restore()
+            names.restore()
 
 
 def _synchronize(device: torch.device) -> None:

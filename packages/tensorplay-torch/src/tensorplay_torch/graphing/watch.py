@@ -22,6 +22,7 @@ import torch
 
 from tensorplay_core.errors import StaleGraph
 from tensorplay_torch.tracking.fixed import is_constant, same
+from tensorplay_torch.tracking.held import CONTAINERS, Held
 from tensorplay_torch.tracking.reached import Binding, Reached, names_in
 
 from .eligibility import HOOKS
@@ -74,19 +75,27 @@ class _BindingEntry:
     """A value that a function's code finds by name."""
 
     def __init__(self, binding: Binding) -> None:
-        self._binding = binding
+        self._name, self._read, self._value = binding
+        self._held = Held(binding.value)
+        # What is in a list may change though the list stays.
+        self._fixed = not isinstance(binding.value, CONTAINERS)
 
     @property
     def changed(self) -> bool:
         """True if it is not as it was."""
-        return self._binding.read() is not self._binding.value and any(self.changes())
+        now = self._read()
+        if now is self._value and self._fixed:
+            return False
+        return not self._held.is_same(now, growing=True)
 
     def changes(self) -> Iterator[str]:
         """What is not as it was."""
-        name, read, value = self._binding
-        now = read()
-        if now is not value and not same(value, now):
-            yield f"{name} is {_said(now)}, was {_said(value)}"
+        now = self._read()
+        for where in self._held.changes(now, growing=True):
+            if where:
+                yield f"{self._name}{where} is another"
+            else:
+                yield f"{self._name} is {_said(now)}, was {_said(self._value)}"
 
 
 class _ModuleEntry:

@@ -6,15 +6,20 @@ What is not found here is not lost: a tensor that requires grad is met again in 
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from .fixed import is_constant
+from .held import is_of_library, is_plain_object
+from .names import MISSING, Place
 
 __all__ = ["Binding", "Reached", "compile_contexts", "names_in"]
 
@@ -22,6 +27,9 @@ DEPTH = 3
 """How many functions that call functions are followed."""
 LONG = 1000
 """A longer list is data, not a list of modules."""
+LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
+OWN = "tensorplay_"
+OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Binding(NamedTuple):
@@ -43,19 +51,17 @@ class Reached:
     Attributes:
         roots: The modules found first, not as parts of others, with what they are called.
         modules: All modules, each once, by path.
-        bindings: Tensors, modules and constants that the code of functions reads.
-        owners: Objects, beside modules, whose methods are run, by what they are called.
+        bindings: What the code of functions and of modules' methods reads by name.
+        places: Where that code may keep something.
+        owners: Objects, beside modules, that it uses, by what they are called.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.bindings: list[Binding] = []
-        self.owners: dict[str, object] = {}
+        search = _Search()
         if isinstance(function, nn.Module):
             self.roots: dict[str, nn.Module] = {"": function}
         else:
-            search = _Search()
             self.roots = _outermost(search.of(function, "", DEPTH))
-            self.bindings, self.owners = search.bindings, search.owners
         self.modules: dict[str, nn.Module] = {}
         seen: set[int] = set()
         for name, root in self.roots.items():
@@ -63,6 +69,9 @@ class Reached:
                 if id(module) not in seen:
                     seen.add(id(module))
                     self.modules[path] = module
+        for path, module in self.modules.items():
+            search.into(module, path)
+        self.bindings, self.places, self.owners = search.bindings, search.places, search.owners
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, by path."""
@@ -86,47 +95,115 @@ class _Search:
 
     def __init__(self) -> None:
         self.bindings: list[Binding] = []
+        self.places: list[Place] = []
         self.owners: dict[str, object] = {}
         self._seen: set[int] = set()
+        # As long as they are kept, no other object gets their identity.
+        self._kept: list[Any] = []
 
-    def of(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module]]:
-        """The modules that ``value``, called ``name``, is, holds or runs."""
+    def of(
+        self, value: Any, name: str, depth: int, names: Collection[str] = ()
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that ``value``, called ``name``, is, holds or runs.
+
+        Args:
+            value: Anything.
+            name: What errors call it.
+            depth: How many functions and objects are followed from here.
+            names: Those that the code knows which reads it.
+        """
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
+        self._kept.append(value)
         if isinstance(value, nn.Module):
             yield name or type(value).__name__, value
         elif isinstance(value, list | tuple) and len(value) <= LONG:
             for place, one in enumerate(value):
-                yield from self.of(one, f"{name}[{place}]", depth)
+                yield from self.of(one, f"{name}[{place}]", depth, names)
         elif isinstance(value, dict) and len(value) <= LONG:
             for key, one in value.items():
-                yield from self.of(one, f"{name}[{key!r}]", depth)
+                yield from self.of(one, f"{name}[{key!r}]", depth, names)
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
-                yield from self.of(part, name, depth)
+                yield from self.of(part, name, depth, names)
         elif isinstance(value, types.MethodType):
             yield from self.of(value.__func__, name, depth)
             yield from self._owner(value.__self__, "self", names_in(value.__func__), depth)
         elif isinstance(value, types.FunctionType):
             yield from self._function(value, depth)
-        elif callable(value) and not isinstance(value, type | types.BuiltinFunctionType):
-            names = names_in(vars(type(value)).get("__call__"))
-            yield from self._owner(value, name or type(value).__name__, names, depth)
+        elif isinstance(value, types.ModuleType | type):
+            self._namespace(value, name, names)
+        elif hasattr(value, "graphed") and hasattr(value, "original"):
+            # A graphed callable: its graphs come and go, and what it stands for stays.
+            yield from self.of(value.original, name, depth)
+        elif is_plain_object(value):
+            yield from self._owner(value, name, names, depth)
+        elif callable(value) and not isinstance(value, types.BuiltinFunctionType):
+            called = names_in(vars(type(value)).get("__call__"))
+            yield from self._owner(value, name or type(value).__name__, called, depth)
+
+    def into(self, module: nn.Module, path: str) -> None:
+        """What the methods of a module read and keep, beside its parts and parameters."""
+        kind = type(module)
+        if _is_library(kind.__module__):
+            return
+        names: set[str] = set()
+        pending = ["forward"]
+        while pending:
+            method = getattr(kind, pending.pop(), None)
+            for name in names_in(method) - names:
+                names.add(name)
+                pending.append(name)
+            if isinstance(method, types.FunctionType) and id(method) not in self._seen:
+                self._seen.add(id(method))
+                self._kept.append(method)
+                list(self._function(method, DEPTH))
+        reference = weakref.ref(module)
+        for attribute, value in list(vars(module).items()):
+            if attribute in names and attribute not in OF_MODULES and not is_constant(value):
+                name = f"{path}.{attribute}" if path else attribute
+                self.bindings.append(
+                    Binding(name, functools.partial(_attribute, reference, attribute), value)
+                )
+                if is_plain_object(value):
+                    list(self._owner(value, name, names, 1))
 
     def _owner(
-        self, value: Any, name: str, names: set[str], depth: int
+        self, value: Any, name: str, names: Collection[str], depth: int
     ) -> Iterator[tuple[str, nn.Module]]:
         """What an object holds that code reads which knows these ``names``."""
         if isinstance(value, nn.Module):
             yield from self.of(value, name, depth)
+        elif isinstance(value, type):
+            self._namespace(value, name, names)
         elif depth and isinstance(attributes := getattr(value, "__dict__", None), dict):
+            if is_of_library(value):
+                return
             self.owners.setdefault(name, value)
+            self._namespace(type(value), type(value).__name__, names)
             for attribute, one in list(attributes.items()):
+                if hasattr(one, "graphed") and hasattr(one, "original"):
+                    continue
                 if attribute in names:
-                    read = functools.partial(attributes.get, attribute)
-                    self._bind(f"{name}.{attribute}", read, one)
-                yield from self.of(one, f"{name}.{attribute}", depth - 1)
+                    self._bind(f"{name}.{attribute}", attributes, attribute)
+                yield from self.of(one, f"{name}.{attribute}", depth - 1, names)
+
+    def _namespace(self, value: Any, name: str, names: Collection[str]) -> None:
+        """What code reads of a Python module or a class, and may set there."""
+        if _is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
+            return
+        for attribute in sorted(names & vars(value).keys() - {"__init__"}):
+            found = vars(value)[attribute]
+            if not callable(found) and not hasattr(found, "__get__"):
+                self._bind(f"{name}.{attribute}", vars(value), attribute)
+                self.places.append(
+                    Place(
+                        f"{name}.{attribute}",
+                        functools.partial(vars(value).get, attribute, MISSING),
+                        functools.partial(setattr, value, attribute),
+                    )
+                )
 
     def _function(
         self, function: types.FunctionType, depth: int
@@ -135,25 +212,38 @@ class _Search:
         if original is not None:
             yield from self.of(original, "", depth)
             return
-        if not depth or function.__module__.partition(".")[0] == "torch":
+        if hasattr(function, "graphed") and hasattr(function, "original"):
+            yield from self.of(function.original, "", depth)
             return
+        if not depth or _is_library(function.__module__ or ""):
+            return
+        code, around = function.__code__, function.__globals__
+        names = _names(code)
         found: list[tuple[str, Any]] = []
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             found.append((name, _content(cell)))
-            self._bind(name, functools.partial(_content, cell), found[-1][1])
-        for name in sorted(_names(function.__code__) & function.__globals__.keys()):
-            found.append((name, function.__globals__[name]))
-            read = functools.partial(function.__globals__.get, name)
-            self._bind(f"global {name}", read, found[-1][1])
-        found += [("", function.__defaults__), ("", function.__kwdefaults__)]
+            read = functools.partial(_content, cell)
+            self.bindings.append(Binding(name, read, found[-1][1]))
+            self.places.append(Place(name, read, functools.partial(_fill, cell)))
+        for name in sorted(names & around.keys()):
+            found.append((name, around[name]))
+            self._bind(f"global {name}", around, name)
+        for name in sorted((names & around.keys()) | _stored(code)):
+            self.places.append(
+                Place(
+                    f"global {name}",
+                    functools.partial(around.get, name, MISSING),
+                    functools.partial(_put, around, name),
+                )
+            )
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            found.append(("", defaults))
+            self.places.append(Place("a default", functools.partial(_itself, defaults), None))
         for name, value in found:
-            yield from self.of(value, name, depth - 1)
+            yield from self.of(value, name, depth - 1, names)
 
-    def _bind(self, name: str, read: Callable[[], Any], value: Any) -> None:
-        if is_constant(value) or isinstance(value, torch.Tensor | nn.Module):
-            self.bindings.append(Binding(name, read, value))
+    def _bind(self, name: str, mapping: Mapping[str, Any], key: str) -> None:
+        self.bindings.append(Binding(name, functools.partial(mapping.get, key), mapping[key]))
 
 
 def names_in(function: Any) -> set[str]:
@@ -182,11 +272,44 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+def _stored(code: types.CodeType) -> set[str]:
+    """The globals that a function, and those defined in it, may bind."""
+    inner = [_stored(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL"}
+    return stored.union(*inner)
+
+
+def _is_library(module: str) -> bool:
+    """True for code of libraries that keep nothing which a graph would miss."""
+    top = module.partition(".")[0]
+    return top in LIBRARIES or top.startswith(OWN)
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # Not assigned yet.
         return None
+
+
+def _fill(cell: types.CellType, value: Any) -> None:
+    cell.cell_contents = value
+
+
+def _put(mapping: dict[str, Any], key: str, value: Any) -> None:
+    if value is MISSING:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = value
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _attribute(reference: weakref.ref[nn.Module], name: str) -> Any:
+    module = reference()
+    return None if module is None else vars(module).get(name)
 
 
 def _outermost(found: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:

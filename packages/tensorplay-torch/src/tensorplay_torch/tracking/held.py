@@ -1,0 +1,157 @@
+"""A value as Python code holds it at one moment, to tell later whether it is still the same.
+
+Lists, dicts, sets and deques are compared by what is in them, objects by their attributes, both to
+some depth; tensors by identity, since their values are memory, which others look after.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .fixed import is_constant, same
+
+__all__ = ["CONTAINERS", "Held", "is_of_library", "is_plain_object"]
+
+CONTAINERS = (list, dict, set, deque)
+DEPTH = 3
+LONG = 1000
+"""Of a longer container only the length is compared: it is data."""
+ABSENT = object()
+LIBRARIES = ("torch", "numpy", "builtins", "threading", "logging", "weakref", "functools")
+"""Their objects have states of their own, which is not in their attributes or does not matter."""
+
+
+class Held:
+    """See the module.
+
+    Args:
+        value: What is held.
+        depth: How many containers in one another are looked into.
+        objects: Look at the attributes of objects too.
+
+    Attributes:
+        value: The same.
+    """
+
+    __slots__ = ("_inner", "_length", "_objects", "_shallow", "value")
+
+    def __init__(self, value: Any, depth: int = DEPTH, *, objects: bool = False) -> None:
+        self.value, self._objects = value, objects
+        self._shallow: Any = None
+        self._inner: dict[Any, Held] = {}
+        self._length = len(value) if isinstance(value, CONTAINERS) else 0
+        if not depth or self._length > LONG:
+            return
+        if isinstance(value, CONTAINERS):
+            self._shallow = _shallow(value)
+        elif objects and is_plain_object(value):
+            self._shallow = dict(vars(value))
+        if isinstance(value, tuple) and len(value) <= LONG:
+            children = dict(enumerate(value))
+        else:
+            children = _entries(self._shallow)
+        for key, one in children.items():
+            if isinstance(one, (*CONTAINERS, tuple)) or (objects and is_plain_object(one)):
+                self._inner[key] = Held(one, depth - 1, objects=objects)
+
+    def changes(self, now: Any, *, growing: bool = False) -> Iterator[str]:
+        """Where ``now`` is not what was held: ``""`` for itself, else ``"[key]"`` or ``".name"``.
+
+        Args:
+            now: What is held now.
+            growing: Keys that came or went in dicts and attributes do not count: such are caches.
+        """
+        value = self.value
+        if now is not value and not self._alike(now):
+            yield ""
+            return
+        if self._shallow is None:
+            if self._length and len(now) != self._length:
+                yield ""
+            for key, held in self._inner.items():
+                found = held.changes(now[key], growing=growing)
+                yield from (f"[{key!r}]{rest}" for rest in found)
+            return
+        if isinstance(self._shallow, set):
+            if now != self._shallow:
+                yield ""
+            return
+        attributes = self._objects and not isinstance(value, CONTAINERS)
+        keyed = growing and (attributes or isinstance(value, dict))
+        before, after = _entries(self._shallow), _entries(vars(now) if attributes else now)
+        for key in [*before, *(key for key in after if key not in before)]:
+            spelled = f".{key}" if attributes else f"[{key!r}]"
+            old, new = before.get(key, ABSENT), after.get(key, ABSENT)
+            inner = self._inner.get(key)
+            if keyed and (old is ABSENT or new is ABSENT):
+                continue
+            if inner is not None and new is not ABSENT:
+                yield from (spelled + rest for rest in inner.changes(new, growing=growing))
+            elif old is not new and (isinstance(old, torch.Tensor) or not same(old, new)):
+                yield spelled
+
+    def is_same(self, now: Any, *, growing: bool = False) -> bool:
+        """True if ``now`` is what was held, or as good."""
+        return not any(True for _ in self.changes(now, growing=growing))
+
+    def restore(self) -> None:
+        """Puts back in place what the containers held. Objects are left to others."""
+        value = self.value
+        for held in self._inner.values():
+            held.restore()
+        if isinstance(value, list) and self._shallow is None:
+            del value[self._length :]
+        if self._shallow is None or not isinstance(value, CONTAINERS) or self.is_same(value):
+            return
+        value.clear()
+        if isinstance(value, dict | set):
+            value.update(self._shallow)
+        else:
+            value.extend(self._shallow)
+
+    def _alike(self, now: Any) -> bool:
+        """True if another object may be as good, which what is in it decides."""
+        value = self.value
+        if isinstance(value, torch.Tensor) or type(now) is not type(value):
+            return False
+        if self._shallow is not None:
+            return True
+        if type(value) is tuple and len(value) == len(now):
+            return all(
+                key in self._inner or one is other or same(one, other)
+                for key, (one, other) in enumerate(zip(value, now, strict=True))
+            )
+        return same(value, now)
+
+
+def is_plain_object(value: object) -> bool:
+    """True for an instance of a user's class: what it is lies in its attributes."""
+    return (
+        isinstance(getattr(value, "__dict__", None), dict)
+        and not is_of_library(value)
+        and not is_constant(value)
+        and not callable(value)
+        and not isinstance(value, torch.nn.Module | torch.Tensor)
+    )
+
+
+def is_of_library(value: object) -> bool:
+    """True for an object of a library that keeps its state to itself."""
+    return type(value).__module__.partition(".")[0] in LIBRARIES
+
+
+def _shallow(value: Any) -> Any:
+    for kind in (dict, list, set):
+        if isinstance(value, kind):
+            return kind(value)
+    return list(value)
+
+
+def _entries(value: Any) -> dict[Any, Any]:
+    if isinstance(value, dict):
+        return value
+    return dict(enumerate(value)) if isinstance(value, list | deque) else {}
