@@ -12,6 +12,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from torch import nn
+
 from . import _tree
 
 __all__ = ["Structure", "structure_of"]
@@ -37,6 +39,10 @@ class Structure(ABC):
     @abstractmethod
     def paths(self, path: str) -> Iterator[str]:
         """What each leaf of a value called ``path`` is called, in order."""
+
+    def names(self, path: str) -> Iterator[tuple[str, Any]]:
+        """What beside the leaves comes from the value: keys, each with where it is."""
+        yield from ()
 
     @abstractmethod
     def differences(self, value: Any, path: str) -> Iterator[str]:
@@ -112,6 +118,11 @@ class _Container(Structure):
         for key, child in zip(self._keys, self._children, strict=True):
             yield from child.paths(self._spelled(path, key))
 
+    def names(self, path: str) -> Iterator[tuple[str, Any]]:
+        for key, child in zip(self._keys, self._children, strict=True):
+            yield path, key
+            yield from child.names(self._spelled(path, key))
+
     def differences(self, value: Any, path: str) -> Iterator[str]:
         if type(value) is not self._type:
             yield f"{path}: captured {_a(self._type)}, got {_said(value)}"
@@ -180,12 +191,20 @@ class _Mapping(_Container):
 
 
 class _Record(_Container):
+    def __init__(self, value: Any, keys: Sequence[Any], children: Sequence[Structure]) -> None:
+        super().__init__(value, keys, children)
+        self._count = len(getattr(value, "__dict__", ()))
+
     @classmethod
     def opened(cls, value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        # And what __post_init__ or others have set beside the fields.
+        names += [name for name in getattr(value, "__dict__", ()) if name not in names]
         return names, [getattr(value, name) for name in names]
 
     def _values(self, value: Any) -> Iterable[Any] | None:
+        if len(getattr(value, "__dict__", ())) != self._count:
+            return None
         try:
             return [getattr(value, name) for name in self._keys]
         except AttributeError:
@@ -247,7 +266,9 @@ def _container_of(value: Any) -> type[_Container] | None:
         return _NamedTuple
     if _tree.is_registered(kind):
         return _Registered
-    return _Record if dataclasses.is_dataclass(kind) else None
+    if dataclasses.is_dataclass(kind) and not isinstance(value, nn.Module):
+        return _Record
+    return None
 
 
 def _said(value: Any) -> str:

@@ -1,11 +1,14 @@
 """What a captured callable returned, and how each call's result is made of what the graph computed.
 
-A tensor that the graph computed comes back as a copy (or an alias). An input, a parameter or a
-buffer that is handed back as it is comes back as itself, and so does whatever is no tensor.
+A tensor that the graph computed comes back as a copy (or an alias). An input, a parameter, a buffer
+or a module that is handed back as it is comes back as itself, and so do constants. Of other objects
+eager makes a new one in each call, and a replay runs no Python: they are refused.
 """
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from tensorplay_core.errors import CaptureError
 from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.structure import structure_of
+from tensorplay_torch.tracking.fixed import is_constant
 
 from .eligibility import plain_tensor
 
@@ -38,7 +42,8 @@ class Outputs:
         build: ``build(inputs, results)`` makes the result of a call.
 
     Raises:
-        CaptureError: A tensor in it is on another device or no plain tensor.
+        CaptureError: A tensor in it is on another device or no plain tensor; or it holds an object
+            that is neither container nor constant.
     """
 
     build: Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -54,6 +59,8 @@ class Outputs:
     ) -> None:
         leaves: list[Any] = []
         structure = structure_of(value, leaves)
+        for path, key in structure.names("output"):
+            _refuse_object(key, f"a key of {path}", subject)
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         self.computed: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
@@ -61,8 +68,11 @@ class Outputs:
         for leaf, path in zip(leaves, structure.paths("output"), strict=True):
             if id(leaf) in places:
                 recipe.append(("input", places[id(leaf)]))
-            elif id(leaf) in known or not isinstance(leaf, torch.Tensor):
-                recipe.append(("constant", known.get(id(leaf), leaf)))
+            elif id(leaf) in known:
+                recipe.append(("constant", known[id(leaf)]))
+            elif not isinstance(leaf, torch.Tensor):
+                _refuse_object(leaf, path, subject)
+                recipe.append(("constant", leaf))
             else:
                 _refuse_unlike(leaf, path, device, subject)
                 if id(leaf) not in numbers:
@@ -110,6 +120,25 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return not tensor.numel()
         expected *= size
     return True
+
+
+def _refuse_object(value: Any, path: str, subject: str) -> None:
+    """Refuses what each call of the callable itself would make anew, or fill anew."""
+    if isinstance(value, types.FunctionType):
+        kept = inspect.getclosurevars(value).nonlocals.values()
+        fit = all(is_constant(one) and not isinstance(one, types.FunctionType) for one in kept)
+    else:
+        fit = is_constant(value) or (isinstance(value, tuple) and all(map(is_constant, value)))
+    if not fit:
+        kind = type(value)
+        raise CaptureError(
+            doing="graphing",
+            subject=subject,
+            met=f"{path} is a {kind.__module__}.{kind.__qualname__}, which each call makes anew, "
+            "and a replay runs no Python",
+            remedy="Return its tensors, in tuples, lists, dicts or dataclasses, and build it of "
+            "them outside; or register its class with torch.utils._pytree.register_pytree_node.",
+        )
 
 
 def _refuse_unlike(tensor: torch.Tensor, path: str, device: torch.device, subject: str) -> None:

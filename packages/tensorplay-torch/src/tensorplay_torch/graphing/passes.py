@@ -286,9 +286,11 @@ def noted(what: str, candidate: Candidate) -> Iterator[None]:
 
 
 def known_objects(candidate: Candidate, stand_ins: StandIns) -> dict[int, Any]:
-    """What is handed back for tensors of modules, by identity: they come back as they are."""
-    known: dict[int, Any] = {id(buffer): buffer for _, buffer in candidate.reached.buffers()}
-    for _, parameter in candidate.reached.parameters():
+    """What is handed back as it is, by identity: modules, and for stand-ins their parameters."""
+    reached = candidate.reached
+    known: dict[int, Any] = {id(buffer): buffer for _, buffer in reached.buffers()}
+    known.update((id(one), one) for one in (*reached.modules.values(), *reached.owners.values()))
+    for _, parameter in reached.parameters():
         real = stand_ins.real(parameter)
         known[id(parameter)] = parameter if real is None else real
     return known
