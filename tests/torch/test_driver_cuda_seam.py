@@ -236,7 +236,13 @@ class Native:
         return handle in self.world.capturing
 
     def template_of(self, capture, graph, owner, device):
-        return SimpleNamespace(node_count=1, close=lambda: self.world.note("close template"))
+        return SimpleNamespace(
+            node_count=1,
+            functions=lambda: self.functions,
+            close=lambda: self.world.note("close template"),
+        )
+
+    functions = None
 
     once_only = False
 
@@ -551,6 +557,18 @@ def test_an_update_by_other_kernels_unseen_is_not_in_place(world):
         assert "may draw" in first.update(second).reason
     finally:
         type(world.native).kernel = "add"
+
+
+def test_an_update_by_the_same_functions_reads_no_names(world):
+    first, second, third = captured(world), captured(world), captured(world)
+    first.replay()
+    type(world.native).functions = (7, 7)
+    type(world.native).kernel = property(lambda self: pytest.fail("names were read"))
+    try:
+        assert first.update(second).in_place
+        assert first.update(third).in_place
+    finally:
+        type(world.native).functions, type(world.native).kernel = None, "add"
 
 
 @torch.library.custom_op("seam::opaque", mutates_args=())

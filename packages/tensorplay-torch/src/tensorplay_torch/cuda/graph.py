@@ -107,6 +107,7 @@ class CudaTemplate:
         self.captured, self.inner = captured, inner
         self.executable: weakref.ref[CudaExecutable] | None = None
         self._closed = False
+        self._run: tuple[int, ...] | None = None
 
     @property
     def node_count(self) -> int:
@@ -128,8 +129,21 @@ class CudaTemplate:
             self.inner.close()
             self.captured.release()
 
-    def kernels(self, base: Runtime) -> list[str]:
-        """Names of all nodes, bodies included, in order: equal lists do the same work."""
+    def does_as(self, other: CudaTemplate, base: Runtime) -> bool:
+        """True if its nodes run what those of ``other`` run, in the same order."""
+        mine, others = self._functions(), other._functions()
+        if mine is not None and mine == others:
+            return True
+        return self._kernels(base) == other._kernels(base)
+
+    def _functions(self) -> tuple[int, ...] | None:
+        if self._run is None:
+            inner: Any = self.inner
+            self._run = inner.functions()
+        return self._run
+
+    def _kernels(self, base: Runtime) -> list[str]:
+        """Names of all nodes, bodies included, in order."""
         return [f"{node.kind} {node.name}" for node in base.graph_topology(self.inner).walk()]
 
 
@@ -267,7 +281,7 @@ class CudaExecutable:
                 reason=f"the graph {known}, and torch ties those to the capture they were made in",
             )
         seen = template.captured.watch.drew
-        if seen or (seen is None and template.kernels(self._base) != self._kernels()):
+        if seen or (seen is None and not template.does_as(self._template, self._base)):
             return Update(
                 in_place=False,
                 reason="the new capture may draw random numbers, which torch ties to that capture",
@@ -286,9 +300,6 @@ class CudaExecutable:
         # Its last launches may still be under way.
         torch.cuda.synchronize(self.device)
         replaced.release()
-
-    def _kernels(self) -> list[str]:
-        return self._template.kernels(self._base)
 
     def close(self) -> None:
         """Waits for launches under way, then lets go."""

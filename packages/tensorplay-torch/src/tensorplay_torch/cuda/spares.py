@@ -28,7 +28,7 @@ SHARE = 2048
 
 @cache
 def _most(device: torch.device) -> int:
-    total: int = torch.cuda.get_device_properties(device).total_memory
+    _, total = torch.cuda.mem_get_info(device)
     return max(SEGMENT, total // SHARE)
 
 
@@ -56,7 +56,8 @@ class OneSpare:
             return False
         if pool.spoilt or pool.tied:
             return False
-        if pool.device in self._kept or not is_idle(pool.native, pool.device, most=_most(pool.device)):
+        most = _most(pool.device)
+        if pool.device in self._kept or not is_idle(pool.native, pool.device, most=most):
             return False
         with self._lock:
             kept = self._kept.setdefault(pool.device, _Spare(pool.native, lane, last))

@@ -15,6 +15,8 @@ from tensorplay_core.places import user_place
 from tensorplay_core.protocols import ConditionalKind
 from tensorplay_core.signature import named
 
+from . import topology
+
 if TYPE_CHECKING:
     from .contexts import Contexts, CudaDevice
     from .pool import CudaPool
@@ -257,6 +259,13 @@ class CudaTemplate:
         if self._count is None:
             self._count = self._contexts.cu.count_nodes(self.graph, about=self.subject)
         return self._count
+
+    def functions(self) -> tuple[int, ...] | None:
+        """What its nodes run: equal tuples do the same work, perhaps on other memory.
+
+        None if it holds other graphs, whose nodes would count too.
+        """
+        return topology.functions(self._contexts.cu, self.nodes)
 
     def __repr__(self) -> str:
         return f"<{self.subject}, {self.node_count} nodes>"

@@ -15,10 +15,19 @@ from . import floors
 from .modules import layout
 
 if TYPE_CHECKING:
+    from .bindings import Calls
     from .captures import Branches
     from .work import Work
 
-__all__ = ["count_differences", "kind_of", "kernel_name", "node_words", "read", "tells_ids"]
+__all__ = [
+    "count_differences",
+    "functions",
+    "kind_of",
+    "kernel_name",
+    "node_words",
+    "read",
+    "tells_ids",
+]
 
 _KINDS = {
     "KERNEL": "kernel",
@@ -65,6 +74,34 @@ def read(work: Work, graph: Any, branches: Mapping[int, Branches], *, label: str
         ),
         label=label,
     )
+
+
+def functions(calls: Calls, nodes: Iterable[Any]) -> tuple[int, ...] | None:
+    """What each node runs, as handles of functions and as kinds; None if a graph is among them.
+
+    It takes a tenth of the time of ``read``.
+    """
+    kinds = calls.driver.CUgraphNodeType
+    kind_of_node, parameters_of = (
+        calls.raw("cuGraphNodeGetType"),
+        calls.raw("cuGraphKernelNodeGetParams"),
+    )
+    found = []
+    for node in nodes:
+        code, kind = kind_of_node(node)
+        if code or kind in (
+            kinds.CU_GRAPH_NODE_TYPE_GRAPH,
+            getattr(kinds, "CU_GRAPH_NODE_TYPE_CONDITIONAL", None),
+        ):
+            return None
+        if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
+            code, parameters = parameters_of(node)
+            if code:
+                return None
+            found.append(int(parameters.func) or int(parameters.kern))
+        else:
+            found.append(-1 - int(kind))
+    return tuple(found)
 
 
 def _node(work: Work, node: Any, index: int, branches: Mapping[int, Branches]) -> Node:
