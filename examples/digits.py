@@ -1,8 +1,9 @@
-"""Trains a classifier of handwritten digits twice: replaying one captured graph, and eagerly.
+"""Trains a classifier of handwritten digits twice: by a captured step, and eagerly.
 
-The graph holds the whole training step: forward, loss, backward and AdamW. Both trainings begin
-with the same weights and see the same minibatches, so they must end with the same weights, bit for
-bit. It runs on the GPU if there is one, else on the CPU: `python digits.py`, or `nox -s demo`.
+The step is forward, loss, backward and AdamW in one graph, taken by one launch. Both trainings
+begin with the same weights and see the same minibatches, so they must end with the same weights,
+bit for bit. It runs on the GPU if there is one, else on the CPU: `python digits.py`, or
+`nox -s demo`.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from tensorplay_torch import CUDAGraph, export_dot, graph
+from tensorplay_adapt import CudaGraphAdaptationStep
+from tensorplay_torch import export_dot
 
 BATCH = 32
 
@@ -29,7 +31,7 @@ class Training:
         self.model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
         if weights is not None:
             self.model.load_state_dict(weights)
-        # capturable: the step count is a tensor, so that replays advance it.
+        # capturable: the step count is a tensor on the device, so that replays advance it.
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=2e-3, fused=True, capturable=True
         )
@@ -40,28 +42,6 @@ class Training:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
-
-    def warm_up(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """One step, so that the optimizer has its state before the capture, then undone in place.
-
-        In place, because the graph will hold the addresses of parameters and state.
-        """
-        parameters = list(self.model.parameters())
-        before = [parameter.detach().clone() for parameter in parameters]
-        if images.is_cuda:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.step(images, labels)
-            torch.cuda.current_stream().wait_stream(side)
-        else:
-            self.step(images, labels)
-        with torch.no_grad():
-            for parameter, value in zip(parameters, before, strict=True):
-                parameter.copy_(value)
-        for state in self.optimizer.state.values():
-            for tensor in state.values():
-                tensor.zero_()  # AdamW begins with zeros: step, exp_avg, exp_avg_sq.
 
     @torch.no_grad()
     def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
@@ -100,12 +80,12 @@ def main() -> int:
     replayed = Training(None, device)
     eager = Training(replayed.model.state_dict(), device)
 
-    # The graph reads these buffers; each replay brings a batch into them.
-    static = torch.zeros(BATCH, 64, device=device), torch.zeros_like(labels[:BATCH])
-    replayed.warm_up(*static)
+    example = images[:BATCH], labels[:BATCH]
+    synchronize(device)
     began = time.perf_counter()
-    with graph(CUDAGraph(device=device)) as g:
-        loss = replayed.step(*static)
+    step = CudaGraphAdaptationStep.capture(
+        replayed.model, replayed.optimizer, *example, nn.functional.cross_entropy, device=device
+    )
     synchronize(device)
     capture_seconds = time.perf_counter() - began
 
@@ -117,7 +97,7 @@ def main() -> int:
         synchronize(device)
         began = time.perf_counter()
         for batch in batches:
-            g.stage_and_launch(static, batch)
+            loss = step(*batch)
         synchronize(device)
         seconds["replayed"] += time.perf_counter() - began
 
@@ -134,7 +114,7 @@ def main() -> int:
     scores = [training.accuracy(test_images, test_labels) for training in (replayed, eager)]
     pairs = zip(replayed.model.parameters(), eager.model.parameters(), strict=True)
     same = all(torch.equal(one, other) for one, other in pairs)
-    export_dot(options.dot, graph=g)
+    export_dot(options.dot, graph=step.graph)
 
     print()
     print("                replayed        eager")
@@ -142,7 +122,8 @@ def main() -> int:
     print(f"steps/s       {speed['replayed']:10.0f}   {speed['eager']:10.0f}   {times:.1f} times")
     print(f"capture       {capture_seconds * 1e3:7.1f} ms")
     print(f"weights equal bit for bit: {'yes' if same else 'no'}")
-    print(f"the graph, {g.topology.count()} nodes, is drawn in {os.path.abspath(options.dot)}")
+    nodes = step.graph.topology.count()
+    print(f"the graph, {nodes} nodes, is drawn in {os.path.abspath(options.dot)}")
     return 0 if same else 1
 
 
