@@ -84,7 +84,7 @@ def test_numbers_that_a_step_changes_are_refused(record):
     assert [state["count"] for state in step.optimizer.state.values()] == [1, 1]
 
 
-@pytest.mark.parametrize("change", ["schedule", "group", "nested", "rebound", "new"])
+@pytest.mark.parametrize("change", ["schedule", "group", "nested", "rebound", "new", "added"])
 def test_settings_changed_inside_a_capture_are_refused(record, change):
     step = Stepping(lambda p: optim.SGD(p, lr=0.1, momentum=0.9))
     step()
@@ -107,15 +107,97 @@ def test_settings_changed_inside_a_capture_are_refused(record, change):
                 state["momentum_buffer"] = buffers[1]
             case "new":
                 group["extra"] = 3
+            case "added":
+                step.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
 
     with pytest.raises(OperationRefused, match=r"SGD\.step"):
         record(body)
+    assert len(step.optimizer.param_groups) == 1
     assert group["lr"] == 0.1
     assert group["weight_decay"] == 0
     assert group["done"] == [0]
     assert "extra" not in group
     now = [state["momentum_buffer"] for state in step.optimizer.state.values()]
     assert all(one is other for one, other in zip(now, buffers, strict=True))
+
+
+def in_a_tensor(parameters):
+    return optim.Adam(parameters, lr=torch.tensor(0.1), fused=True, capturable=True)
+
+
+@pytest.mark.parametrize("change", [lambda rate: rate * 0.5, lambda rate: torch.tensor(0.5)])
+@pytest.mark.parametrize("early", [False, True], ids=["after the step", "before the step"])
+def test_a_rate_that_is_bound_anew_is_refused(record, change, early):
+    step = Stepping(in_a_tensor)
+    step()
+    group = step.optimizer.param_groups[0]
+
+    def body():
+        if early:
+            group["lr"] = change(group["lr"])
+        step()
+        group["lr"] = change(group["lr"])
+
+    with pytest.raises(OperationRefused, match=r"'lr' for param_groups\[0\]") as refusal:
+        record(body)
+    assert "write into that tensor" in refusal.value.remedy
+
+
+SCHEDULES = {
+    "StepLR": lambda o: optim.lr_scheduler.StepLR(o, 1, 0.5),
+    "CosineAnnealingLR": lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 10),
+    "OneCycleLR": lambda o: optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
+    "SWALR": lambda o: optim.swa_utils.SWALR(o, 0.05),
+    "SequentialLR": lambda o: optim.lr_scheduler.SequentialLR(
+        o,
+        [optim.lr_scheduler.ConstantLR(o), optim.lr_scheduler.ExponentialLR(o, 0.5)],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("alone", [False, True], ids=["with its optimizer", "alone"])
+def test_schedules_that_write_a_tensor_are_refused(record, name, alone):
+    step = Stepping(in_a_tensor)
+    schedule = SCHEDULES[name](step.optimizer)
+    step()
+    rate = step.optimizer.param_groups[0]["lr"]
+    before = rate.item()
+
+    def body():
+        if not alone:
+            step()
+        schedule.step()
+
+    with pytest.raises(OperationRefused, match="Step the schedule between replays") as refusal:
+        record(body)
+    assert refusal.value.where.startswith(f"{__file__}:")
+    assert step.optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == before
+
+
+def test_a_schedule_that_steps_between_replays_is_followed(record):
+    step, eager = Stepping(in_a_tensor), Stepping(in_a_tensor)
+    eager.model.load_state_dict(step.model.state_dict())
+    eager.model.x = step.model.x
+    for one in (step, eager):
+        one()
+    ours, theirs = (optim.lr_scheduler.ExponentialLR(one.optimizer, 0.5) for one in (step, eager))
+    captured = record(step)
+    for _ in range(3):
+        captured.replay()
+        eager()
+        ours.step()
+        theirs.step()
+        assert torch.equal(step.model.inner.weight, eager.model.inner.weight)
+
+
+def test_a_schedule_that_reads_a_loss_is_refused_with_what_helps(record):
+    step = Stepping(lambda p: optim.SGD(p, lr=0.1))
+    schedule = optim.lr_scheduler.ReduceLROnPlateau(step.optimizer)
+    with pytest.raises(OperationRefused, match="Step the schedule between replays"):
+        record(lambda: schedule.step(step()))
 
 
 def test_optimizers_of_other_threads_are_not_looked_at(record):

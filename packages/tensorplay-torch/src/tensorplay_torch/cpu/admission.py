@@ -9,7 +9,7 @@ import torch
 
 from tensorplay_torch.resources.generators import draws
 from tensorplay_torch.tracking.operations import Kind, Operation, tensors_in, value_reason
-from tensorplay_torch.tracking.refusals import Reason, refused
+from tensorplay_torch.tracking.refusals import Reason, refused, scheduled
 
 __all__ = ["Admission", "Draws"]
 
@@ -93,4 +93,6 @@ class Admission:
                 return Reason.SPARSE
         if operation.name in PACKED:
             return Reason.VALUE_SHAPE
+        if operation.kind is Kind.WRITE and scheduled(operation.name, args):
+            return Reason.SCHEDULE
         return value_reason(operation, args, kwargs)

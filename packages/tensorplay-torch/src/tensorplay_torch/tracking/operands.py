@@ -28,7 +28,7 @@ from tensorplay_torch.resources.versions import Versions
 from .culprit import name_of, where
 from .liveness import Input
 from .operations import Kind, Operation, describe, tensors_in, value_reason
-from .refusals import Reason, refused
+from .refusals import Reason, refused, scheduled
 from .state import Bindings
 
 __all__ = ["DeviceListener", "Operands"]
@@ -224,6 +224,8 @@ class DeviceListener:
         elif operation.name in COPIES:
             self._refuse_waiting(operation, args, kwargs)
         elif operation.kind is Kind.WRITE:
+            if scheduled(operation.name, args):
+                raise refused(func, Reason.SCHEDULE)
             self._refuse_host_write(operation, args, kwargs)
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 from tensorplay_core.errors import OperationRefused
 
 from .culprit import frames, name_of, where
 
-__all__ = ["Reason", "refused"]
+__all__ = ["Reason", "refused", "scheduled"]
 
 
 class Reason(Enum):
@@ -110,6 +112,12 @@ class Reason(Enum):
         "it returns a value to Python, which the capture would freeze",
         "Let it return a tensor, and read that after the replay.",
     )
+    SCHEDULE = (
+        "a learning rate schedule computes the next rate in Python: each replay would set the one "
+        "of the capture, and the schedule would not go on",
+        "Step the schedule between replays: with the rate in a tensor (lr=torch.tensor(0.1), "
+        "fused=True or capturable=True) the graph reads what the schedule writes there.",
+    )
     HOST_WRITE = (
         "it changes a tensor in host memory that was not born in this capture: on the host it "
         "runs now, once, and never again at a replay",
@@ -122,6 +130,7 @@ class Reason(Enum):
     )
 
 
+SCHEDULES = frozenset({"torch.optim.lr_scheduler", "torch.optim.swa_utils"})
 ON_THE_HOST = (Reason.HOST_READ, Reason.HOST_WRITE)
 OPTIMIZER_READS = (
     "Make it one that keeps its step count in a tensor on the device: "
@@ -148,8 +157,8 @@ def refused(
         remedy: The same.
         thread: The thread that captures; see ``culprit.frames``.
     """
-    if remedy is None and reason in ON_THE_HOST and (stepping := _optimizer()):
-        remedy = f"{stepping}.step() works with numbers on the host. {OPTIMIZER_READS}"
+    if remedy is None and reason in ON_THE_HOST:
+        remedy = _for_optimizers() or None
     return OperationRefused(
         operation=name_of(operation),
         met=met or reason.value[0],
@@ -158,11 +167,26 @@ def refused(
     )
 
 
-def _optimizer() -> str:
-    """Class of the optimizer whose step is on the stack, or ``""``."""
+def scheduled(operation: str, args: Sequence[Any]) -> bool:
+    """True if a learning rate schedule of torch's writes its next rate.
+
+    Args:
+        operation: Name of the operation.
+        args: Its arguments.
+    """
+    if not operation.startswith("aten.fill_") or args[0].dim():
+        return False
+    return any(frame.f_globals.get("__name__") in SCHEDULES for frame in frames())
+
+
+def _for_optimizers() -> str:
+    """What to do where the step of an optimizer or a schedule is on the stack, or ``""``."""
     for frame in frames():
-        if frame.f_globals.get("__name__", "").startswith("torch.optim."):
+        module = frame.f_globals.get("__name__", "")
+        if module in SCHEDULES:
+            return Reason.SCHEDULE.value[1]
+        if module.startswith("torch.optim."):
             name = type(frame.f_locals.get("self")).__name__
             if name != "NoneType":
-                return name
+                return f"{name}.step() works with numbers on the host. {OPTIMIZER_READS}"
     return ""

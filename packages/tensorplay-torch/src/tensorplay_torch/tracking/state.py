@@ -27,8 +27,10 @@ WARM_UP = (
 )
 ON_DEVICE = (
     "Keep it in a tensor on the device that the step changes in place (capturable=True does that "
-    "for torch's own optimizers; fused=True takes a tensor for lr), or change it between replays."
+    "for torch's own optimizers; fused=True takes a tensor for lr), and write into that tensor "
+    "between replays, as a schedule of torch does: a replay does not read numbers anew."
 )
+GROUPS = "Add parameter groups before the capture, and warm up with them."
 
 
 class Bindings:
@@ -55,6 +57,10 @@ class Bindings:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+        for number, hook in list(_hooks().items()):
+            # An interrupt came before its handle was there.
+            if hook == self._stepping:
+                del _hooks()[number]
 
     def leaf(self, tensor: torch.Tensor) -> None:
         """``tensor`` is used; if it is a leaf, its ``.grad`` is remembered."""
@@ -96,20 +102,39 @@ class Bindings:
 
     def _stepping(self, optimizer: Optimizer, *_: object) -> None:
         if threading.get_ident() == self._thread and id(optimizer) not in self._steps:
-            self._steps[id(optimizer)] = _Step(optimizer)
+            self._steps[id(optimizer)] = _Step(optimizer, self._is_born)
+
+
+def _hooks() -> dict[int, Any]:
+    found: dict[int, Any] = register_optimizer_step_pre_hook.__globals__.get(
+        "_global_optimizer_pre_hooks", {}
+    )
+    return found
 
 
 class _Step:
     """One optimizer as it was before its first step in the capture."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, is_born: Callable[[torch.Tensor], bool]) -> None:
         self.optimizer = optimizer
         self.place = where()
+        # What was bound even before the step; each replay would begin from the old one again.
+        self._early = [
+            f"{name!r} for param_groups[{place}] was created inside the capture"
+            for place, group in enumerate(optimizer.param_groups)
+            for name, value in _settings(group).items()
+            if isinstance(value, torch.Tensor) and is_born(value)
+        ]
         self._state = {key: _copied(value) for key, value in optimizer.state.items()}
         self._groups = [_copied(group) for group in optimizer.param_groups]
 
     def changes(self, is_born: Callable[[torch.Tensor], bool]) -> Iterator[tuple[str, str]]:
         """What differs now, each with its remedy."""
+        for met in self._early:
+            yield met, ON_DEVICE
+        added = len(self.optimizer.param_groups) - len(self._groups)
+        if added:
+            yield f"{abs(added)} param_groups were changed inside the capture", GROUPS
         for key, state in self.optimizer.state.items():
             yield from _differences(
                 self._parameter(key), _items(self._state.get(key)), _items(state), is_born
@@ -121,6 +146,7 @@ class _Step:
 
     def restore(self) -> None:
         """Puts state and settings back in place."""
+        del self.optimizer.param_groups[len(self._groups) :]
         state = self.optimizer.state
         for key in list(state):
             if key not in self._state:
@@ -156,7 +182,8 @@ def _differences(
             continue
         if isinstance(value, torch.Tensor):
             verb = "created" if is_born(value) else "bound"
-            yield f"{name!r} for {owner} was {verb} inside the capture", WARM_UP
+            remedy = WARM_UP if old is missing else ON_DEVICE
+            yield f"{name!r} for {owner} was {verb} inside the capture", remedy
         elif old is missing:
             yield f"{name!r} for {owner} was set inside the capture", WARM_UP
         elif isinstance(value, bool | int | float | complex) and old != value:
