@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from tensorplay_core.errors import CaptureError, StaleGraph
 from tensorplay_core.protocols import (
@@ -16,6 +15,7 @@ from tensorplay_core.protocols import (
     Update,
 )
 from tensorplay_core.runtime import Runtime
+from tensorplay_core.unwinding import through
 from tensorplay_torch.resources.bases import Bases, host_queue
 from tensorplay_torch.resources.devices import CPU
 from tensorplay_torch.resources.pools import TorchPool
@@ -45,18 +45,12 @@ class CpuCapture:
     device = CPU
     parent: Capture | None = None
 
-    def __init__(
-        self,
-        base: Runtime,
-        inner: Capture,
-        recorder: Recorder,
-        undo: ExitStack,
-        *,
-        checks_liveness: bool,
-    ) -> None:
-        self.base, self.inner, self.recorder = base, inner, recorder
-        self._undo = undo
-        self._checks_liveness = checks_liveness
+    def __init__(self, base: Runtime, recorder: Recorder, options: CaptureOptions) -> None:
+        self.base, self.recorder = base, recorder
+        # Generators are the recorder's business; the host driver knows none.
+        self._plain = CaptureOptions(enable_annotations=options.enable_annotations)
+        self._checks_liveness = options.check_input_liveness
+        self._surroundings: Surroundings | None = None
 
     @property
     def root(self) -> CpuCapture:
@@ -64,9 +58,22 @@ class CpuCapture:
         return self
 
     @property
+    def inner(self) -> Capture:
+        """See the class."""
+        return self._plain.begun[-1]
+
+    @property
     def stream(self) -> int:
         """Handle of its stream, one of the host driver's."""
         return self.inner.stream
+
+    def start(self, stream: object, pool: TorchPool, mode: CaptureMode) -> None:
+        """Begins it; see ``begin``. Whatever it raises, ``abort`` is to follow."""
+        base = self.base
+        self._surroundings = Surroundings()
+        base.graph_begin(base.resolve_device(), stream, pool.on_host(base), mode, self._plain)
+        self.recorder.start()
+        _here.recording = self
 
     def end(self) -> CpuTemplate:
         """Ends it and restores what ``begin`` changed, also when it raises.
@@ -76,29 +83,41 @@ class CpuCapture:
             CaptureInvalidated: An illegal call broke it.
             OperationRefused: Optimizer state was born in it, or random state was set by hand.
         """
-        with self._undo:
-            try:
-                template = self.base.graph_end(self.inner)
-            except BaseException as error:
-                self.recorder.stop(error)
-                raise
-            try:
-                self.recorder.stop()
-            except BaseException:
-                template.close()
-                raise
-            operands = self.recorder.operands
-            return CpuTemplate(template, operands if self._checks_liveness else None)
+        try:
+            template = self.base.graph_end(self.inner)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        try:
+            self._leave(None)
+        except BaseException:
+            template.close()
+            raise
+        operands = self.recorder.operands
+        return CpuTemplate(template, operands if self._checks_liveness else None)
 
     def abort(self, error: BaseException | None) -> None:
-        """Ends and discards it, bodies first. Never raises."""
-        with self._undo:
+        """Ends and discards it, as far as it began, bodies first. Raises nothing. Idempotent."""
+        if self._plain.begun:
             self.base.graph_abort(self.inner, error)
-            try:
-                self.recorder.stop(error or _discarded())
-            except Exception as met:
-                if error is not None:
-                    error.add_note(f"ending the recording met {type(met).__name__}: {met}")
+        try:
+            self._leave(error or _discarded())
+        except Exception as met:
+            if error is not None:
+                error.add_note(f"ending the recording met {type(met).__name__}: {met}")
+
+    def _leave(self, error: BaseException | None) -> None:
+        try:
+            self.recorder.stop(error)
+        finally:
+            through(self._put_back)
+
+    def _put_back(self) -> None:
+        if self._surroundings is not None:
+            self._surroundings.restore()
+            self._surroundings = None
+        if getattr(_here, "recording", None) is self:
+            _here.recording = None
 
 
 class CpuTemplate:
@@ -136,6 +155,7 @@ class CpuExecutable:
     Attributes:
         launch: Runs the operations, or records them as a child graph inside a capture.
         turn: Held around each launch. Whoever copies in and out holds it around all three.
+        revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
@@ -143,6 +163,7 @@ class CpuExecutable:
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
         self.inner: Executable = base.graph_instantiate(template.inner)
         self.turn = threading.RLock()
+        self.revision = 0
         self._watched, self._count = template.watched, template.node_count
         self.launch = _launcher(isolated(self.inner.launch), self.turn)
         if template.watched is not None:
@@ -171,7 +192,10 @@ class CpuExecutable:
         """Makes it run the work of ``template``, if both keep their inputs alive."""
         if self._watched is not None or template.watched is not None:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
-        return base.graph_update(self.inner, template.inner)
+        with self.turn:
+            update = base.graph_update(self.inner, template.inner)
+            self.revision += update.in_place
+        return update
 
     def upload(self, stream: object = None) -> None:
         """Nothing has to be moved; the stream is checked all the same."""
@@ -183,6 +207,7 @@ class CpuExecutable:
 
     def close(self) -> None:
         """Waits for launches under way, then lets the operations go."""
+        self.revision = -1
         self.inner.close()
 
 
@@ -197,35 +222,21 @@ def begin(
         ArgumentError: A generator to register is not one of the CPU.
     """
     base = bases("host")
-    if getattr(_here, "recording", False):
+    if getattr(_here, "recording", None) is not None:
         raise CaptureError(
             doing="beginning a capture",
             subject="on the CPU",
             met="this thread has another capture under way",
             remedy="End that first, or capture both works into one graph.",
         )
-    recorder = Recorder(host_queue(base), options, pool.arena)
-    with ExitStack() as undo:
-        undo.callback(Surroundings().restore)
-        # Generators are the recorder's business; the host driver knows none.
-        plain = CaptureOptions(enable_annotations=options.enable_annotations)
-        inner = base.graph_begin(base.resolve_device(), stream, pool.on_host(base), mode, plain)
-        try:
-            recorder.start()
-        except BaseException as error:
-            base.graph_abort(inner, error)
-            raise
-        _here.recording = True
-        undo.callback(setattr, _here, "recording", False)
-        made = CpuCapture(
-            base,
-            inner,
-            recorder,
-            undo.pop_all(),
-            checks_liveness=options.check_input_liveness,
-        )
-        options.begun.append(made)
-        return made
+    made = CpuCapture(base, Recorder(host_queue(base), options, pool.arena), options)
+    options.begun.append(made)
+    try:
+        made.start(stream, pool, mode)
+    except BaseException as error:
+        through(made.abort, error)
+        raise
+    return made
 
 
 def _launcher(run: Callable[..., None], turn: threading.RLock) -> Callable[..., None]:

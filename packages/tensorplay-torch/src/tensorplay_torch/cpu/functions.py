@@ -70,7 +70,7 @@ class HostReads(TorchFunctionMode):
     def __init__(self, rebinding: Callable[[Tensor], None]) -> None:
         super().__init__()
         self._rebinding = rebinding
-        self._depth = 0
+        self.depth: int | None = None
 
     def __torch_function__(
         self,
@@ -114,15 +114,15 @@ class HostReads(TorchFunctionMode):
     def start(self) -> None:
         """Begins to see this thread's calls."""
         _hide_from_compile()
-        self._depth = FUNCTION.enter(self)
+        FUNCTION.enter(self)
 
     def stop(self) -> None:
-        """Stops, wherever the mode stands in the stack.
+        """Stops, wherever the mode stands in the stack. Idempotent.
 
         Raises:
             CaptureError: Other modes were not nested with this one.
         """
-        FUNCTION.leave(self, self._depth)
+        FUNCTION.leave(self)
 
 
 @functools.cache

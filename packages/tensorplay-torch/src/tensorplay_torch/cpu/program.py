@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensorplay_core.errors import ReplayError
 from tensorplay_torch._private import NAMESPACES, PRIVATE
 from tensorplay_torch.tracking.culprit import name_of
+from tensorplay_torch.tracking.modes import DISPATCH
 from tensorplay_torch.tracking.operations import Operation
 
 from .metadata import layout_of
@@ -212,9 +213,13 @@ class _Seen(Exception):
 class _Spy(TorchDispatchMode):
     """Stops at the first operator and keeps what was called."""
 
+    fleeting = True
+    depth: int | None = None
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
+        self.done = False
 
     def __torch_dispatch__(
         self,
@@ -223,6 +228,9 @@ class _Spy(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if self.done:
+            # Left on by an interrupt, until the capture ends.
+            return func(*args, **(kwargs or {}))
         self.call = (func, args, kwargs or {})
         raise _Seen
 
@@ -232,10 +240,13 @@ def _dispatches_to(
 ) -> bool:
     spy = _Spy()
     try:
-        with spy:
-            candidate(*args, **kwargs)
+        DISPATCH.enter(spy)
+        candidate(*args, **kwargs)
     except (_Seen, TypeError, RuntimeError):
         pass
+    finally:
+        spy.done = True
+        DISPATCH.leave(spy)
     if spy.call is None or spy.call[0] is not func:
         return False
     return _same(_named(func, args, kwargs), _named(func, *spy.call[1:]))

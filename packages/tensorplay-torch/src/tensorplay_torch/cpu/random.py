@@ -97,12 +97,11 @@ class _Watched:
         return False
 
     def advance(self) -> None:
+        # First what is to be expected: an interrupt before the draw looks like a state set by hand.
         self._shadow.set_state(self._expected)
         torch.rand((), generator=self._shadow)
+        self._expected = self._shadow.get_state()
         torch.rand((), generator=self._generator)
-        self._expected = self._generator.get_state()
-        if not torch.equal(self._expected, self._shadow.get_state()):
-            self._shared = True
 
     def restore(self) -> None:
         if self._before is not None and (self.set_by_hand() or not self._shared):

@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.protocols import CaptureOptions, WorkQueue
+from tensorplay_core.unwinding import through
 from tensorplay_torch.resources.arena import Arena, Scope
 from tensorplay_torch.resources.generators import checked
 from tensorplay_torch.resources.versions import Versions
@@ -108,7 +109,7 @@ class Recorder:
         self._dispatch.start()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Ends it. Everything but what the user bound is as it was before.
+        """Ends it, once. Everything but what the user bound is as it was before.
 
         Args:
             error: What broke the capture, if something did; then bindings are restored too.
@@ -118,6 +119,8 @@ class Recorder:
             CaptureError: Modes were not nested with the capture.
             OperationRefused: Optimizer state was born in it, or random state was set by hand.
         """
+        if not self._thread:
+            return
         if threading.get_ident() != self._thread:
             raise GraphStateError(
                 doing="ending",
@@ -126,25 +129,30 @@ class Recorder:
                 remedy="End it in the thread that began it.",
             )
         try:
-            self._leave()
+            through(self._leave)
             if error is None:
                 self._random.check()
                 self._bindings.check()
         except BaseException:
-            self._bindings.restore()
+            through(self._bindings.restore)
             raise
         else:
             if error is not None:
-                self._bindings.restore()
+                through(self._bindings.restore)
         finally:
-            self._random.restore()
-            self._versions.restore()
-            self._bindings.forget()
-            self.operands.seal()
-            for arena in self._arenas:
-                self.operands.disown(arena.addresses)
-                arena.settle()
-            self._thread = 0
+            through(self._settle)
+
+    def _settle(self) -> None:
+        """Puts back what belongs to the process, and keeps what the graph needs. Idempotent."""
+        self._leave()
+        self._random.restore()
+        self._versions.restore()
+        self._bindings.forget()
+        self.operands.seal()
+        for arena in self._arenas:
+            self.operands.disown(arena.addresses)
+            arena.settle()
+        self._thread = 0
 
     @contextmanager
     def body(self) -> Iterator[None]:
@@ -175,11 +183,13 @@ class Recorder:
         return self._alias(tensor).item  # type: ignore[return-value]
 
     def _leave(self) -> None:
-        self._bindings.stop()
         try:
-            self._dispatch.stop()
+            self._bindings.stop()
         finally:
-            self._functions.stop()
+            try:
+                self._dispatch.stop()
+            finally:
+                self._functions.stop()
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(func, OpOverload):

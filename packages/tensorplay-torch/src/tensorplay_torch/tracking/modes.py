@@ -19,6 +19,10 @@ from tensorplay_core.errors import CaptureError
 __all__ = ["DISPATCH", "FUNCTION", "ModeStack"]
 
 
+FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode")
+"""What torch's dispatch modes set when they are entered, and put back when they are left."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModeStack:
     """One of the stacks.
@@ -35,18 +39,50 @@ class ModeStack:
     push: Callable[[Any], None]
     pop: Callable[[], Any]
 
-    def enter(self, mode: Any) -> int:
-        """Puts ``mode`` on top; returns what ``leave`` needs."""
-        depth = len(self.modes())
-        mode.__enter__()
-        return depth
+    def enter(self, mode: Any) -> None:
+        """Puts ``mode`` on top, and notes in its ``depth`` and ``flags`` what ``leave`` needs."""
+        before, mode.flags = self.modes(), _flags()
+        mode.depth = len(before)
+        try:
+            mode.__enter__()
+        except BaseException:
+            self._reduce(mode, mode.depth, before)
+            mode.depth = None
+            raise
 
-    def leave(self, mode: Any, depth: int) -> None:
-        """Takes ``mode`` off.
+    def leave(self, mode: Any) -> None:
+        """Takes ``mode`` off, if it is on. An interrupt does not keep it on.
 
         Raises:
             CaptureError: It was not the top one. It is off all the same, and only it.
         """
+        depth = mode.depth
+        if depth is None:
+            return
+        stack = None
+        try:
+            stack = self.modes()
+            self._take_off(mode, depth)
+            if any(one is mode or _is_fleeting(one) for one in self.modes()[depth:]):
+                # An interrupt came between an entry for a single call and its end.
+                self._reduce(mode, depth, self.modes())
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._reduce(mode, depth, self.modes() if stack is None else stack)
+            raise
+        finally:
+            mode.depth = None
+
+    def _reduce(self, mode: Any, depth: int, stack: list[Any]) -> None:
+        """Makes this ``stack`` without ``mode``."""
+        rest = [one for one in stack[depth:] if one is not mode and not _is_fleeting(one)]
+        while len(self.modes()) > depth:
+            self.pop()
+        self._push_back(rest[::-1])
+        if not rest:
+            _set_flags(mode.flags)
+
+    def _take_off(self, mode: Any, depth: int) -> None:
         above = []
         while len(self.modes()) > depth and self.modes()[-1] is not mode:
             above.append(self.pop())
@@ -78,6 +114,11 @@ class ModeStack:
         )
 
 
+def _is_fleeting(mode: Any) -> bool:
+    """True for a mode of this package's that is on for a single call only."""
+    return getattr(mode, "fleeting", False)
+
+
 def _hand_over(mode: Any, above: Any) -> None:
     """Lets ``above`` restore, when it is left, what ``mode`` would have restored."""
     for name, saved in vars(mode).items():
@@ -94,9 +135,18 @@ def _nothing_on() -> None:
     """
     if dispatch._get_current_dispatch_mode_stack():
         return
-    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode"):
+    for name in FLAGS:
         if hasattr(dispatch, name):
             setattr(dispatch, name, False)
+
+
+def _flags() -> dict[str, Any]:
+    return {name: getattr(dispatch, name) for name in FLAGS if hasattr(dispatch, name)}
+
+
+def _set_flags(flags: dict[str, Any]) -> None:
+    for name, value in flags.items():
+        setattr(dispatch, name, value)
 
 
 DISPATCH = ModeStack(
