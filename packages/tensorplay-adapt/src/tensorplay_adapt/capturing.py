@@ -25,6 +25,7 @@ from tensorplay_torch.tracking.surroundings import steady_streams
 
 from .admission import admit_step, subject_of
 from .batch import Batch
+from .first_use import FirstUse
 from .hyperparameters import Hyperparameters, put_values, to_capture, values_of
 from .optimizers import create_state
 from .purity import nothing_else
@@ -80,6 +81,11 @@ def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: objec
             return recipe.run(batch.static_inputs, batch.static_targets, around)
 
         captured, outcome, hyperparameters = made.capture(step)
+        try:
+            made.check_first_use()
+        except BaseException:
+            captured.close()
+            raise
         gradients = _gradients(recipe)
     _synchronize(recipe.device)
     return Captured(
@@ -103,6 +109,7 @@ class Session:
 
     def __init__(self, recipe: Recipe, pool: SharedPool, before: Before) -> None:
         self._recipe, self._pool, self._before = recipe, pool, before
+        self.first_use, self._bound = FirstUse(), list[str]()
 
     def warm_up(self, batch: Batch, steps: int, bodies: int = 0) -> torch.Tensor | None:
         """Takes real steps, and undoes them in memory. What they bound stays for the capture.
@@ -130,19 +137,41 @@ class Session:
                 with (
                     select(DRIVER).using_stream(stream, recipe.device),
                     steady_streams(recipe.device),
-                    self._before.watching(),
+                    self._before.watching(self.first_use),
                 ):
-                    for _ in range(steps):
+                    number = 0
+                    # What a first call made has to be seen at work.
+                    while number < steps or (number == 1 and self._before.bound()):
+                        number += 1
                         for static, value in zip(batch.tensors, example, strict=True):
                             static.copy_(value)
-                        unset = partial(_unset, settings_of(recipe.optimizer), recipe.optimizer)
-                        loss = recipe.run(batch.static_inputs, batch.static_targets, unset).loss
+                        self.first_use.begin()
+                        updating = partial(self._updating, settings_of(recipe.optimizer))
+                        loss = recipe.run(
+                            batch.static_inputs, batch.static_targets, updating=updating
+                        ).loss
                 _synchronize(recipe.device)
         except BaseException as error:
             attempt("undoing the warm-up", self._undo_memory, error)
             raise
+        self._bound = self._before.bound()
         self._undo_memory()
         return loss
+
+    def _updating(self, before: dict[tuple[int, str], Any]) -> None:
+        """Refuses a step that set entries of groups before its update."""
+        self.first_use.pause()
+        for key, value in settings_of(self._recipe.optimizer).items():
+            if key in before and value is not before[key] and not same(before[key], value):
+                raise refused(*key)
+
+    def check_first_use(self) -> None:
+        """Refuses a step whose first call does other work than later ones.
+
+        Raises:
+            OperationRefused: It is said what, and what it keeps.
+        """
+        self.first_use.check(self._recipe, self._bound)
 
     def _undo_memory(self) -> None:
         torch.clear_autocast_cache()
@@ -260,15 +289,6 @@ def _noting(captured: CUDAGraph, nodes: list[NumberedNode], reads: Reads | None)
     with numbered(captured) as found, reads.update() if reads is not None else nullcontext():
         yield
     nodes.extend(found)
-
-
-@contextmanager
-def _unset(before: dict[tuple[int, str], Any], optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Refuses a step that set entries of groups before its update."""
-    for key, value in settings_of(optimizer).items():
-        if key in before and value is not before[key] and not same(before[key], value):
-            raise refused(*key)
-    yield
 
 
 def _has_state(recipe: Recipe) -> bool:

@@ -66,13 +66,20 @@ class Recipe:
         groups = (one for group in self.optimizer.param_groups for one in group["params"])
         return iter(dict.fromkeys((*self.module.parameters(), *groups)))
 
-    def run(self, inputs: Any, targets: Any, around: Around = nullcontext) -> Outcome:
+    def run(
+        self,
+        inputs: Any,
+        targets: Any,
+        around: Around = nullcontext,
+        updating: Callable[[], object] | None = None,
+    ) -> Outcome:
         """Does one step on tensors of the recipe's device.
 
         Args:
             inputs: What the module is called with, as its one argument.
             targets: What the loss function gets second.
             around: Entered around ``optimizer.step()``.
+            updating: Called when the gradients are there and the update is to come.
 
         Raises:
             ArgumentTypeError: The loss function returns no tensor, or metrics are no mapping of
@@ -86,6 +93,8 @@ class Recipe:
             parts = [self._backward(*part) for part in features.split(inputs, targets)]
         features.unscale(self.optimizer)
         transformed = _detached(self.gradient_transform() if self.gradient_transform else None)
+        if updating is not None:
+            updating()
         self.update(around)
         features.average(self.module)
         loss = parts[0][0]

@@ -15,7 +15,7 @@ from tensorplay_torch.graphing.eligibility import is_ddp
 from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.culprit import frames
-from tensorplay_torch.tracking.dispatch import CaptureDispatch
+from tensorplay_torch.tracking.dispatch import CaptureDispatch, Listener
 from tensorplay_torch.tracking.operations import describe
 from tensorplay_torch.tracking.preservation import Preservation
 from tensorplay_torch.tracking.reached import Reached
@@ -128,15 +128,19 @@ class Before:
         self._groups = [dict(group) for group in recipe.optimizer.param_groups]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Notes what memory the work of the block is about to change, beside what has a name."""
+    def watching(self, *others: Listener) -> Iterator[None]:
+        """Notes what memory the work of the block is about to change, beside what has a name.
+
+        Args:
+            others: Further listeners.
+        """
         rates = {
             key_of(value): key
             for key, value in settings_of(self._recipe.optimizer).items()
             if isinstance(value, torch.Tensor)
         }
         writes = _Writes(self.preservation, self.written, rates)
-        dispatch = CaptureDispatch([self.preservation, writes])
+        dispatch = CaptureDispatch([self.preservation, writes, *others])
         dispatch.start()
         try:
             yield
@@ -148,6 +152,10 @@ class Before:
         for key, state in self._recipe.optimizer.state.items():
             before = self._entries.get(key, {})
             yield from ((key, name) for name in state if name not in before)
+
+    def bound(self) -> list[str]:
+        """What attributes the work has set so far, by path."""
+        return sorted(name for name in self._attributes.changes() if not name.endswith(".grad"))
 
     def restore_memory(self) -> None:
         """Puts memory and random states back. No work may be under way."""

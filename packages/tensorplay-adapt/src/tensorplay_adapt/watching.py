@@ -139,14 +139,14 @@ class Watching:
             for name, was in constants.items():
                 now = attributes.get(name, ABSENT)
                 if now is not was and not same(was, now):
-                    yield f"{path}.{name} is {_said(now)}, was {_said(was)}"
+                    yield f"{path}.{name} is {_changed(was, now)}"
         for path, names in self._shadows.items():
             for name in names & vars(self._owners[path]).keys():
                 yield f"{path}.{name} is set, and hides that of its class"
         for name, binding in self._bindings:
             now = binding.read()
             if now is not binding.value and not same(binding.value, now):
-                yield f"{name} is {_said(now)}, was {_said(binding.value)}"
+                yield f"{name} is {_changed(binding.value, now)}"
         now = dict(self._hooked())
         for key, (said, hook) in now.items():
             if key not in self._hooks:
@@ -193,12 +193,16 @@ def _shadowed(owner: object) -> set[str]:
     return {*methods, *SHADOWS} - vars(owner).keys()
 
 
-def _said(value: object) -> str:
-    if value is ABSENT:
-        return "gone"
-    if (is_constant(value) and not callable(value)) or type(value) is tuple:
-        return f"{value!r:.60}"
-    return f"another {type(value).__name__}"
+def _changed(was: object, now: object) -> str:
+    if _printable(was) and _printable(now):
+        return f"{now!r:.60}, was {was!r:.60}"
+    return "gone" if now is ABSENT else f"another {type(now).__name__}"
+
+
+def _printable(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_printable, value))
+    return is_constant(value) and not callable(value)
 
 
 def _named(hook: object) -> str:
