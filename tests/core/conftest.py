@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from tensorplay_core.discovery import load_card
+from tensorplay_core.discovery import find_workbench, load_card
 from tensorplay_core.protocols import CaptureOptions
-from tensorplay_core.runtime import Runtime
+from tensorplay_core.runtime import Runtime, select
+from tensorplay_core.testing.facade import Facade
 
 
 class Host:
@@ -55,3 +56,43 @@ class Captured:
 @pytest.fixture
 def host() -> Host:
     return Host()
+
+
+class Cuda:
+    """The driver, its workbench and the graph API bound to it."""
+
+    def __init__(self) -> None:
+        self.runtime: Runtime = select("cuda")
+        self.driver: Any = self.runtime.driver
+        self.device: Any = self.runtime.resolve_device(None)
+        self.bench: Any = find_workbench("cuda")(self.runtime, self.device)
+        self.facade = Facade(self.bench)
+
+    def native(self, name: str, *arguments: Any) -> Any:
+        """One unchecked native call: its result alone."""
+        with self.driver.activated(self.device):
+            return self.driver.cu.raw(name)(*arguments)[0]
+
+    def works(self, total: Any) -> None:
+        """Asserts that a capture made now works; ``total`` is a buffer of 0.0."""
+        assert self.bench.read(total) == [0.0]
+        made = self.facade.record(lambda: self.bench.add_(total, 1.0))
+        made.replay()
+        assert self.bench.read(total) == [1.0]
+
+    @contextmanager
+    def foreign(self, mode: str = "RELAXED") -> Iterator[Any]:
+        """A capture that another library makes, adopted; the block yields it and its stream."""
+        stream = self.bench.stream()
+        modes = self.driver.native.CUstreamCaptureMode
+        self.native(
+            "cuStreamBeginCapture", stream.handle, getattr(modes, f"CU_STREAM_CAPTURE_MODE_{mode}")
+        )
+        with self.bench.on(stream):
+            yield self.runtime.graph_adopt(stream, "a test"), stream
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Cuda:
+    """On a GPU."""
+    return Cuda()

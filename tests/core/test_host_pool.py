@@ -273,3 +273,20 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+def test_a_pool_that_dies_with_its_blocks_in_a_cycle_is_given_back_once(host: Any) -> None:
+    before = host.driver.held_bytes
+    for released in (False, True):
+        for first in ("pool", "block"):
+            pool = host.runtime.pool_create("host")
+            with host.capture(pool=pool):
+                block = host.driver.buffer(8).storage
+            cycle = [pool, block] if first == "pool" else [block, pool]
+            cycle.append(cycle)
+            if released:
+                host.runtime.pool_release(pool)
+            host.pool = None
+            del pool, block, cycle
+            gc.collect()
+            assert host.driver.held_bytes == before

@@ -129,8 +129,10 @@ class Pool:
         return f"<host pool {self.id.serial}>"
 
     def __del__(self) -> None:
-        # Nobody released it, and nobody can any more; its blocks, which hold it, are gone.
-        for segment in getattr(self, "_segments", ()):
+        # Nobody released it, and nobody can any more. Its blocks are gone, or go with it in a cycle
+        # and may yet come back: what they find then is no segment to give back again.
+        segments, self._segments = getattr(self, "_segments", []), []
+        for segment in segments:
             self._ledger.give(len(segment.memory))
 
     def allocate(self, nbytes: int, born: int, loops: tuple[object, ...] = ()) -> Block:

@@ -169,7 +169,8 @@ def _endless(conditional: Conditional, steps: int) -> LoopLimitExceeded:
     return LoopLimitExceeded(
         doing="replaying",
         subject=f"the while node{place}",
-        met=f"its body ran {steps} times and its predicate is still true",
-        remedy="Make the body write the predicate, bound the loop with max_steps, or raise "
-        "loop_limit of the host driver.",
+        met=f"its body ran {steps} times, the cap of the host driver (loop_limit), and its "
+        "predicate is still true",
+        remedy="Make the body write the predicate, or bound the loop: max_steps=n takes the place "
+        "of the cap, of however many steps.",
     )
