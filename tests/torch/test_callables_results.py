@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree
+from torch.utils import _pytree  # noqa: TID251
 
 import tensorplay_torch as tp
 

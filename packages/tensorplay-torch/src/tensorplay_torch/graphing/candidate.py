@@ -168,11 +168,11 @@ class Candidate:
             result = self.function(*args, **kwargs)
         except RuntimeError as error:
             if LEAF_WRITTEN in str(error) and "in-place" in str(error):
-                raise self._writes("an input that requires grad") from error
+                raise self.writes("an input that requires grad") from error
             raise
         for tensor, before, path in zip(inputs, versions, self.arguments.paths, strict=True):
             if tensor._version != before:
-                raise self._writes(path)
+                raise self.writes(path)
         if changed := self.arguments.changed(args, kwargs, inputs):
             raise OperationRefused(
                 operation="changing an argument",
@@ -183,7 +183,8 @@ class Candidate:
             )
         return result
 
-    def _writes(self, path: str) -> OperationRefused:
+    def writes(self, path: str) -> OperationRefused:
+        """The error for a write to the argument that errors call ``path``."""
         return OperationRefused(
             operation="an in-place operation",
             doing="graphing",

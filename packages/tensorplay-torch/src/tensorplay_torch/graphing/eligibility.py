@@ -64,6 +64,8 @@ def plain_tensor(tensor: torch.Tensor) -> str | None:
         return f"is a {kind.__module__}.{kind.__qualname__}, a tensor that dispatches by itself"
     if tensor.is_quantized:
         return f"is quantized ({tensor.dtype})"
+    if tensor.is_nested:
+        return "is nested, not strided memory"
     if tensor.layout != torch.strided:
         return f"is {str(tensor.layout).removeprefix('torch.')}, not strided memory"
     if tensor.device.type not in ("cpu", "cuda"):

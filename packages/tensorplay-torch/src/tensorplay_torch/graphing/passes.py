@@ -18,7 +18,7 @@ from .candidate import Candidate
 from .differentiation import Leaf, gradients, history_begins, leaves_of
 from .gradients import Accumulation, buffer_of
 from .outputs import Outputs, dense
-from .purity import nothing_else
+from .purity import nothing_else, refuse_backward
 from .saving import Saving
 from .settings import Settings
 from .substitution import StandIns
@@ -148,6 +148,7 @@ def record_forward(
             )
         del value
         try:
+            refuse_backward(candidate, stand_ins, inputs)
             _refuse_empty(made, outputs, candidate, inputs)
             leaves = leaves_of(
                 [outputs.computed[n] for n in outputs.differentiable],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,8 +13,9 @@ from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import HostRandom
 
 from .candidate import Candidate
+from .substitution import StandIns
 
-__all__ = ["drawn_elsewhere", "nothing_else"]
+__all__ = ["drawn_elsewhere", "nothing_else", "refuse_backward"]
 
 
 @contextmanager
@@ -27,6 +28,11 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
     reached = candidate.reached
     attributes = Attributes({**reached.owners, **reached.modules})
     names = Names(reached.places)
+    leaves = {
+        f"{name}.grad": (value, value.grad)
+        for name, _, value in reached.bindings
+        if isinstance(value, torch.Tensor) and value.is_leaf
+    }
     host = HostRandom()
     drawn_here = candidate.device.type != "cpu"
     state = torch.default_generator.get_state()
@@ -39,7 +45,8 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
             and not torch.equal(state, torch.default_generator.get_state())
         ):
             library = "torch's generator of the CPU"
-        changes = sorted({*attributes.changes(), *names.changes()})
+        bound = {name for name, (leaf, grad) in leaves.items() if leaf.grad is not grad}
+        changes = sorted({*attributes.changes(), *names.changes(), *bound})
     finally:
         host.restore()
         if drawn_here:
@@ -49,6 +56,8 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
     if changes:
         attributes.restore()
         names.restore()
+        for leaf, grad in leaves.values():
+            leaf.grad = grad
         raise OperationRefused(
             operation="setting an attribute or a variable",
             doing="graphing",
@@ -56,6 +65,30 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
             met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",
             remedy="Return the value as an output, or write a tensor in place (buffer.copy_(x)). "
             "What only the first call sets is fine: warm up with num_warmup_iters ≥ 1.",
+        )
+
+
+def refuse_backward(
+    candidate: Candidate, stand_ins: StandIns, inputs: Sequence[torch.Tensor]
+) -> None:
+    """Refuses a call that has added to ``.grad`` of parameters or inputs, which were stand-ins.
+
+    Raises:
+        OperationRefused: It has.
+    """
+    named: list[tuple[str, torch.Tensor]]
+    named = [(f"parameter {name!r}", one) for name, _, one in stand_ins.all()]
+    named += zip(candidate.arguments.paths, inputs, strict=True)
+    added = [name for name, one in named if one.is_leaf and one.grad is not None]
+    if added:
+        raise OperationRefused(
+            operation="a backward inside the callable",
+            doing="graphing",
+            subject=candidate.subject,
+            met=f"it runs backward(), which adds to .grad of {', '.join(added)}",
+            remedy="Return the loss and call backward() on it outside, or take gradients with "
+            "torch.autograd.grad. Whole training steps are captured by graph(), or by "
+            "tensorplay_adapt.",
         )
 
 

@@ -15,14 +15,16 @@ from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.dispatch import CaptureDispatch
 from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import Preservation
+from tensorplay_torch.tracking.state import Bindings
 from tensorplay_torch.tracking.surroundings import steady_streams
 
 from .candidate import Candidate
 from .differentiation import Leaf, gradients, history_begins, leaves_of, refuse_unused
+from .lasting import Lasting
 from .nesting import recording
 from .outputs import Outputs
 from .passes import Forward, known_objects, noted, record_forward
-from .purity import drawn_elsewhere
+from .purity import drawn_elsewhere, refuse_backward
 from .settings import Settings
 from .substitution import StandIns, substituted
 
@@ -72,7 +74,8 @@ class Session:
         buffers = [buffer for one in self._candidates for _, buffer in one.reached.buffers()]
         _synchronize(device)
         preservation = self._preservation = Preservation(device, buffers)
-        dispatch = CaptureDispatch([preservation])
+        lasting = Lasting()
+        dispatch = CaptureDispatch([preservation, lasting])
         self._outside = {}
         written: dict[int, list[torch.Tensor]] = {}
         try:
@@ -83,6 +86,7 @@ class Session:
                         preservation.written.clear()
                         with noted("warming up", candidate):
                             for _ in range(self.settings.warmup):
+                                lasting.begin(candidate)
                                 self._call(candidate, preservation.is_born)
                         written[id(candidate)] = list(preservation.written.values())
                 finally:
@@ -142,6 +146,7 @@ class Session:
             device=candidate.device,
             subject=candidate.subject,
         )
+        refuse_backward(candidate, self._stand_ins, candidate.arguments.tensors)
         differentiable = [outputs.computed[n] for n in outputs.differentiable]
         self._several[id(candidate)] = len(differentiable) > 1
         if not self._differentiate or not differentiable:
@@ -212,11 +217,24 @@ def session(
         }
         attributes = Attributes({**owners, **modules})
         names = Names([place for one in found for place in one.places])
+        leaves = [
+            (value, value.grad)
+            for one in found
+            for _, _, value in one.bindings
+            if isinstance(value, torch.Tensor) and value.is_leaf
+        ]
+        optimizers = Bindings(lambda tensor: False)
+        optimizers.start()
         try:
             yield Session(candidates, stand_ins, differentiate=differentiate, settings=settings)
         finally:
+            optimizers.stop()
+            optimizers.restore()
             attributes.restore()
             names.restore()
+            for leaf, grad in leaves:
+                if leaf.grad is not grad:
+                    leaf.grad = grad
 
 
 def _synchronize(device: torch.device) -> None:

@@ -11,6 +11,7 @@ from tensorplay_torch._private import PRIVATE
 
 __all__ = ["compare", "compile_check", "differences", "guard_of"]
 
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 Check = Callable[[Sequence[Any]], bool]
 
 
@@ -67,6 +68,11 @@ def compare(captured: torch.Tensor, given: object, path: str) -> list[str]:
     """What keeps ``given``, which is called ``path``, from standing for ``captured``."""
     if not isinstance(given, torch.Tensor):
         return [f"{path}: captured a tensor, got {type(given).__name__}"]
+    if type(given) not in PLAIN and type(given) is not type(captured):
+        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+        return [f"{path}: captured a plain tensor, got a {kind}, which dispatches by itself"]
+    if given.is_nested:
+        return [f"{path}: captured a plain tensor, got a nested one"]
     facts: list[tuple[str, object, object]] = [
         ("shape", tuple(captured.shape), tuple(given.shape)),
         ("dtype", captured.dtype, given.dtype),
