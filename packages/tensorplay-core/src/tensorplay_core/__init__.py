@@ -4,42 +4,15 @@ The door of ``tensorplay-core``. Users of torch or CuPy import ``tensorplay_torc
 ``tensorplay_cupy`` instead, which give the same names bound to their arrays.
 """
 
+from . import common, errors
 from .capture import graph
-from .conditional import Body, Loop
+from .common import *  # noqa: F403
 from .control_flow import cond, while_loop
-from .errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    CaptureError,
-    CaptureInvalidated,
-    ConditionalError,
-    DriverCallFailed,
-    DriverError,
-    DriverUnavailable,
-    EmptyCapture,
-    GraphStateError,
-    LoopLimitExceeded,
-    OperationRefused,
-    PoolError,
-    PoolExhausted,
-    PoolMismatch,
-    PredicateError,
-    ReplayError,
-    SignatureMismatch,
-    StaleGraph,
-    TensorplayError,
-    UnjoinedWork,
-    UnknownDriver,
-    UnsupportedByDriver,
-)
+from .errors import *  # noqa: F403
 from .graph import CUDAGraph, is_current_stream_capturing
-from .inspection import export_dot
 from .pool import graph_pool_handle
-from .protocols import PoolStatistics, SupportsCudaStream
-from .registry import close_all
+from .protocols import SupportsCudaStream
 from .runtime import Runtime, select
-from .scopes import AnnotatedNode, annotate, annotations, clear_annotations
-from .topology import Node, Topology
 
 __version__ = "0.1.0"
 
@@ -48,51 +21,17 @@ __all__ = [
     "CUDAGraph",
     "graph",
     "is_current_stream_capturing",
-    "export_dot",
-    "close_all",
-    "Topology",
-    "Node",
-    # annotations
-    "annotate",
-    "annotations",
-    "clear_annotations",
-    "AnnotatedNode",
     # pool
     "graph_pool_handle",
-    "PoolStatistics",
     # conditional
     "cond",
     "while_loop",
-    "Body",
-    "Loop",
     # device
     "select",
     "Runtime",
     "SupportsCudaStream",
-    # errors
-    "ArgumentError",
-    "ArgumentTypeError",
-    "CaptureError",
-    "CaptureInvalidated",
-    "ConditionalError",
-    "DriverCallFailed",
-    "DriverError",
-    "DriverUnavailable",
-    "EmptyCapture",
-    "GraphStateError",
-    "LoopLimitExceeded",
-    "OperationRefused",
-    "PoolError",
-    "PoolExhausted",
-    "PoolMismatch",
-    "PredicateError",
-    "ReplayError",
-    "SignatureMismatch",
-    "StaleGraph",
-    "TensorplayError",
-    "UnjoinedWork",
-    "UnknownDriver",
-    "UnsupportedByDriver",
     # about
     "__version__",
 ]
+__all__ += common.__all__
+__all__ += errors.__all__

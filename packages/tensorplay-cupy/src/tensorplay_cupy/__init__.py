@@ -8,42 +8,9 @@ CuPy before it is used. CuPy work is not rehearsed on a CPU: without a GPU nothi
 import importlib
 import types
 
-from tensorplay_core import (
-    AnnotatedNode,
-    ArgumentError,
-    ArgumentTypeError,
-    Body,
-    CaptureError,
-    CaptureInvalidated,
-    ConditionalError,
-    DriverCallFailed,
-    DriverError,
-    DriverUnavailable,
-    EmptyCapture,
-    GraphStateError,
-    Loop,
-    LoopLimitExceeded,
-    Node,
-    OperationRefused,
-    PoolError,
-    PoolExhausted,
-    PoolMismatch,
-    PoolStatistics,
-    PredicateError,
-    ReplayError,
-    SignatureMismatch,
-    StaleGraph,
-    TensorplayError,
-    Topology,
-    UnjoinedWork,
-    UnknownDriver,
-    UnsupportedByDriver,
-    annotate,
-    annotations,
-    clear_annotations,
-    close_all,
-    export_dot,
-)
+from tensorplay_core import common, errors
+from tensorplay_core.common import *  # noqa: F403
+from tensorplay_core.errors import *  # noqa: F403
 
 from .graphed import GraphedFunction, graphed
 from .graphs import (
@@ -66,50 +33,16 @@ __all__ = [
     "GraphedFunction",
     "is_current_stream_capturing",
     "host_callback",
-    "export_dot",
-    "close_all",
-    "Topology",
-    "Node",
-    # annotations
-    "annotate",
-    "annotations",
-    "clear_annotations",
-    "AnnotatedNode",
     # pool
     "graph_pool_handle",
-    "PoolStatistics",
     # conditional
     "cond",
     "while_loop",
-    "Body",
-    "Loop",
-    # errors
-    "ArgumentError",
-    "ArgumentTypeError",
-    "CaptureError",
-    "CaptureInvalidated",
-    "ConditionalError",
-    "DriverCallFailed",
-    "DriverError",
-    "DriverUnavailable",
-    "EmptyCapture",
-    "GraphStateError",
-    "LoopLimitExceeded",
-    "OperationRefused",
-    "PoolError",
-    "PoolExhausted",
-    "PoolMismatch",
-    "PredicateError",
-    "ReplayError",
-    "SignatureMismatch",
-    "StaleGraph",
-    "TensorplayError",
-    "UnjoinedWork",
-    "UnknownDriver",
-    "UnsupportedByDriver",
     # about
     "__version__",
 ]
+__all__ += common.__all__
+__all__ += errors.__all__
 
 
 def __getattr__(name: str) -> types.ModuleType:

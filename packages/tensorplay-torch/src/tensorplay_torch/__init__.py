@@ -3,43 +3,9 @@
 The graph API of ``tensorplay_core``, bound to torch: import this package alone.
 """
 
-from tensorplay_core import (
-    AnnotatedNode,
-    ArgumentError,
-    ArgumentTypeError,
-    Body,
-    CaptureError,
-    CaptureInvalidated,
-    ConditionalError,
-    DriverCallFailed,
-    DriverError,
-    DriverUnavailable,
-    EmptyCapture,
-    GraphStateError,
-    Loop,
-    LoopLimitExceeded,
-    Node,
-    OperationRefused,
-    PoolError,
-    PoolExhausted,
-    PoolMismatch,
-    PoolStatistics,
-    PredicateError,
-    ReplayError,
-    SignatureMismatch,
-    StaleGraph,
-    TensorplayError,
-    Topology,
-    UnjoinedWork,
-    UnknownDriver,
-    UnsupportedByDriver,
-    annotate,
-    annotations,
-    clear_annotations,
-    close_all,
-    export_dot,
-    graph,
-)
+from tensorplay_core import common, errors, graph
+from tensorplay_core.common import *  # noqa: F403
+from tensorplay_core.errors import *  # noqa: F403
 
 from .checking.findings import Finding
 from .checking.preflight import Report, preflight
@@ -61,15 +27,6 @@ __all__ = [
     "CUDAGraph",
     "graph",
     "is_current_stream_capturing",
-    "export_dot",
-    "close_all",
-    "Topology",
-    "Node",
-    # annotations
-    "annotate",
-    "annotations",
-    "clear_annotations",
-    "AnnotatedNode",
     # callables
     "make_graphed_callables",
     "graphed",
@@ -81,36 +38,11 @@ __all__ = [
     "assert_replay_equals_eager",
     # pool
     "graph_pool_handle",
-    "PoolStatistics",
     # conditional
     "cond",
     "while_loop",
-    "Body",
-    "Loop",
-    # errors
-    "ArgumentError",
-    "ArgumentTypeError",
-    "CaptureError",
-    "CaptureInvalidated",
-    "ConditionalError",
-    "DriverCallFailed",
-    "DriverError",
-    "DriverUnavailable",
-    "EmptyCapture",
-    "GraphStateError",
-    "LoopLimitExceeded",
-    "OperationRefused",
-    "PoolError",
-    "PoolExhausted",
-    "PoolMismatch",
-    "PredicateError",
-    "ReplayError",
-    "SignatureMismatch",
-    "StaleGraph",
-    "TensorplayError",
-    "UnjoinedWork",
-    "UnknownDriver",
-    "UnsupportedByDriver",
     # about
     "__version__",
 ]
+__all__ += common.__all__
+__all__ += errors.__all__
