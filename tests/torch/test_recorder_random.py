@@ -215,6 +215,46 @@ def test_another_thread_draws_all_the_while(record):
     assert len(drawn) == len(set(drawn)) > 1
 
 
+def test_several_threads_capture_at_once(record):
+    before, failed = torch.get_rng_state(), []
+
+    def work():
+        try:
+            for _ in range(30):
+                captured = record(lambda: [torch.rand(2) for _ in range(4)])
+                assert captured.recorder.node_count == 4
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failed
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_thread_seeds_before_its_capture_beside_another(record):
+    """The one that is captured meanwhile cannot tell who did it; the later one is in order."""
+    drawn = []
+
+    def other():
+        torch.manual_seed(11)
+        captured = record(lambda: torch.rand(3))
+        captured.replay()
+        drawn.append(captured.result)
+
+    def body():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return torch.rand(3)
+
+    assert "another thread" in refusal(record, body).met
+    assert len(drawn) == 1
+
+
 def test_a_seed_that_another_thread_sets_is_refused(record):
     def body():
         thread = threading.Thread(target=torch.manual_seed, args=(3,))

@@ -11,6 +11,7 @@ unless others have drawn: they would draw the same numbers again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -30,6 +31,9 @@ NUMBERS = 624
 FAR = 1 << 24
 """So many numbers another thread may draw between two draws of a capture."""
 
+_lock = threading.RLock()
+_watched: dict[int, _Watched] = {}
+
 
 class Randomness:
     """The generators that a capture may draw from.
@@ -39,14 +43,19 @@ class Randomness:
     """
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
-        self._known = {
-            identity(one): _Watched(one) for one in (torch.default_generator, *generators)
-        }
+        self._generators = (torch.default_generator, *generators)
+        self._known: dict[int, _Watched] = {}
 
     def start(self) -> None:
         """The capture begins."""
-        for watched in self._known.values():
-            watched.start()
+        for generator in self._generators:
+            key = identity(generator)
+            with _lock:
+                watched = _watched.get(key)
+                if watched is None:
+                    watched = _watched[key] = _Watched(generator)
+                self._known[key] = watched
+                watched.join(self)
 
     def draw(self, operation: object, generator: torch.Generator | None) -> None:
         """``operation`` draws from ``generator``, where None is the default one.
@@ -57,9 +66,10 @@ class Randomness:
         watched = self._known.get(identity(generator or torch.default_generator))
         if watched is None:
             raise refused(operation, Reason.RNG_UNREGISTERED)
-        if watched.set_by_hand():
-            raise refused(operation, Reason.RNG_BY_HAND)
-        watched.advance()
+        with _lock:
+            if watched.was_set(self):
+                raise refused(operation, Reason.RNG_BY_HAND)
+            watched.advance()
 
     def check(self) -> None:
         """Refuses a capture that left a generator in a state of its own making.
@@ -67,36 +77,52 @@ class Randomness:
         Raises:
             OperationRefused: It did.
         """
-        if any(watched.set_by_hand() for watched in self._known.values()):
+        with _lock:
+            changed = any(watched.was_set(self) for watched in self._known.values())
+        if changed:
             raise refused("setting a generator's state", Reason.RNG_BY_HAND)
 
     def restore(self) -> None:
-        """Puts every generator back to where it was before the capture."""
-        for watched in self._known.values():
-            watched.restore()
+        """Puts every generator back to where it was before the capture. Idempotent."""
+        for key, watched in self._known.items():
+            with _lock:
+                watched.captures.pop(self, None)
+                if not watched.captures and _watched.get(key) is watched:
+                    watched.restore()
+                    del _watched[key]
 
 
 class _Watched:
+    """One generator, for all the captures that are under way in the process.
+
+    Attributes:
+        captures: How often its state had been set by hand when each of them began.
+    """
+
     def __init__(self, generator: torch.Generator) -> None:
+        self.captures: dict[Randomness, int] = {}
         self._generator = generator
         self._shadow = torch.Generator()
-        self._before: torch.Tensor | None = None
-        self._shared = False
+        self._before = self._expected = generator.get_state()
+        self._times = 0
+        self._shared = self._spoilt = False
 
-    def start(self) -> None:
-        self._before = self._expected = self._generator.get_state()
+    def join(self, capture: Randomness) -> None:
+        """``capture`` begins."""
+        if self._is_set():
+            # A thread did that before its own capture, beside that of another: it stays.
+            self._before = self._expected
+        self.captures[capture] = self._times
         self.advance()
 
-    def set_by_hand(self) -> bool:
-        now = self._generator.get_state()
-        if torch.equal(now, self._expected):
-            return False
-        if not _drawn(self._expected, now):
-            return True
-        self._shared, self._expected = True, now
-        return False
+    def was_set(self, capture: Randomness) -> bool:
+        """True if the state was set by hand since ``capture`` began."""
+        if self._is_set():
+            self._spoilt = True
+        return self._times != self.captures[capture]
 
     def advance(self) -> None:
+        """Draws a number."""
         # First what is to be expected: an interrupt before the draw looks like a state set by hand.
         self._shadow.set_state(self._expected)
         torch.rand((), generator=self._shadow)
@@ -104,9 +130,18 @@ class _Watched:
         torch.rand((), generator=self._generator)
 
     def restore(self) -> None:
-        if self._before is not None and (self.set_by_hand() or not self._shared):
+        """Puts the state back, unless that would make other threads draw the same numbers again."""
+        if self._is_set() or self._spoilt or not self._shared:
             self._generator.set_state(self._before)
-        self._before = None
+
+    def _is_set(self) -> bool:
+        now = self._generator.get_state()
+        if torch.equal(now, self._expected):
+            return False
+        by_hand = not _drawn(self._expected, now)
+        self._times += by_hand
+        self._shared, self._expected = self._shared or not by_hand, now
+        return by_hand
 
 
 def _drawn(before: torch.Tensor, now: torch.Tensor) -> bool:
