@@ -15,7 +15,7 @@ from tensorplay_torch._private import required
 from .arguments import Arguments
 from .calls import Aliases, explained, requirements
 from .differentiation import Leaf
-from .lanes import Ticket
+from .lanes import Ticket, reentered
 from .passes import Backward, Forward
 from .slots import Slot, choose
 
@@ -152,6 +152,8 @@ class TrainingCall:
         slot = self._only or choose(self._slots, alias=self._alias, subject=self._subject)
         chain = slot.chain
         lane = chain.lane
+        if lane.held():
+            raise reentered(self._subject)
         with lane.lock:
             lane.follow()
             results = slot.forward.run(tensors[: self._count])
@@ -192,6 +194,8 @@ class TrainingCall:
         accumulation = recorded.accumulation
         chain = slot.chain
         lane = chain.lane
+        if lane.held():
+            raise reentered(self._subject)
         with lane.lock:
             ticket.check()
             lane.follow()

@@ -11,7 +11,7 @@ import torch
 from tensorplay_core.errors import SignatureMismatch
 
 from .arguments import Arguments
-from .lanes import Chain
+from .lanes import Chain, reentered
 from .outputs import Outputs
 from .passes import Forward
 
@@ -27,6 +27,7 @@ def bare_call(
     chain: Chain,
     place: int,
     *,
+    subject: str,
     alias: bool,
     strict: bool = False,
 ) -> Call:
@@ -37,12 +38,14 @@ def bare_call(
         arguments: The form of the call.
         chain: The callables captured into the same pool.
         place: This one's place among them.
+        subject: What errors call the callable.
         alias: Hand back the graph's own results.
         strict: Inputs must require grad as at the capture: grad mode is on.
     """
     plain, take, count = arguments.plain, arguments.take, len(arguments.tensors)
     run, build = forward.run, forward.outputs.build
-    lock, follow, launched = chain.lane.lock, chain.lane.follow, chain.launched
+    lane = chain.lane
+    lock, held, follow, launched = lane.lock, lane.held, lane.follow, chain.launched
     written = forward.written
     aliases = Aliases(forward.outputs) if alias else None
 
@@ -50,6 +53,8 @@ def bare_call(
         inputs = args if plain and not kwargs and len(args) == count else take(args, kwargs)
         if strict and requirements(inputs) != arguments.requires:
             raise arguments.mismatch(args, kwargs)
+        if held():
+            raise reentered(subject)
         try:
             with lock:
                 follow()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -86,11 +87,19 @@ class Candidate:
         module = self.module
         assert module is not None
         vars(module)["forward"] = forward
+        # Found on the instance by copy and pickle: copies of the module are without graphs.
+        vars(module)["__getstate__"] = functools.partial(
+            _state,
+            weakref.ref(module),
+            graphed=type(forward),
+            own=self._plain if self._on_instance else None,
+        )
 
     def put_back(self) -> None:
         """Gives the module its own forward again."""
         module = self.module
         assert module is not None
+        vars(module).pop("__getstate__", None)
         if self._on_instance:
             vars(module)["forward"] = self._plain
         else:
@@ -240,6 +249,24 @@ def _graphed_module(function: Callable[..., Any]) -> nn.Module | None:
     inner = function.module if is_ddp(function) else function
     assert isinstance(inner, nn.Module)
     return inner
+
+
+def _state(
+    reference: weakref.ref[nn.Module], *, graphed: type, own: Callable[..., Any] | None
+) -> Any:
+    """What a copy of the module is made of: its attributes, with the forward it had before."""
+    module = reference()
+    assert module is not None
+    state = type(module).__getstate__(module)
+    attributes = state[0] if isinstance(state, tuple) else state
+    if not isinstance(attributes, dict):
+        return state
+    attributes = {name: one for name, one in attributes.items() if name != "__getstate__"}
+    if isinstance(attributes.get("forward"), graphed):
+        del attributes["forward"]
+        if own is not None:
+            attributes["forward"] = own
+    return (attributes, *state[1:]) if isinstance(state, tuple) else attributes
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:

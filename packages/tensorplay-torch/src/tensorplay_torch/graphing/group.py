@@ -137,7 +137,7 @@ class Group:
         """
         with self._lock:
             entries, candidate = self.entries[place], self.candidates[place]
-            if entries.bare is not None:
+            if entries.bare is not None or entries.released:
                 return
             # The results of these graphs are copied out at once and nothing else of them is needed
             # later, so all of a group may share a pool, whatever their order.
@@ -148,7 +148,12 @@ class Group:
                 forward = running.forward(candidate, inputs, self._pool(key))
             chain = Chain(lane_of(self._pool(key), candidate.device), 1)
             entries.bare = bare_call(
-                forward, candidate.arguments, chain, 0, alias=self._settings.alias
+                forward,
+                candidate.arguments,
+                chain,
+                0,
+                subject=candidate.subject,
+                alias=self._settings.alias,
             )
             entries.own(forward)
             self._captured_once(entries, candidate, ())
@@ -169,8 +174,8 @@ class Group:
     def release(self, place: int) -> None:
         """Ends one callable's graphs; with the last of them the pools are given back."""
         with self._lock:
-            self.entries[place].clear()
             self.entries[place].released = True
+            self.entries[place].clear()
             if all(entries.released for entries in self.entries):
                 self._end()
 
@@ -223,16 +228,15 @@ class Group:
             entries.own(*slots)
             leaves = slots[0].forward.leaves
         else:
-            # Nothing requires grad, so there is one way to call it.
+            # Nothing requires grad. Still it may ask for the grad mode, so that calls in the other
+            # one have a forward of their own.
             (forward, chain), *spare = (one for one in recorded if isinstance(one, tuple))
-            entries.bare = bare_call(
-                forward, candidate.arguments, chain, place, alias=settings.alias
-            )
             entries.training = bare_call(
                 forward,
                 candidate.arguments,
                 chain,
                 place,
+                subject=candidate.subject,
                 alias=settings.alias,
                 strict=True,
             )

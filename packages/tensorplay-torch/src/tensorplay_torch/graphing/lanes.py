@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from tensorplay_core.errors import StaleGraph
+from tensorplay_core.errors import GraphStateError, StaleGraph
 from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.resources.devices import index_of
 
-__all__ = ["Lane", "Chain", "Ticket", "lane_of"]
+__all__ = ["Lane", "Chain", "Ticket", "lane_of", "reentered"]
 
 
 class Lane:
@@ -33,12 +33,16 @@ class Lane:
 
     Attributes:
         lock: Held around each launch with its copies.
+        held: ``held()`` says whether this thread holds the lock: code in the midst of a launch has
+            called back, and must not launch.
         clock: Counts launches that leave or use activations.
         chains: Those captured into the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.Lock()
+        # Whoever enters asks first whether it is his already: see ``reentered``.
+        self.lock = threading.RLock()
+        self.held: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self.clock = 0
         self.chains: weakref.WeakSet[Chain] = weakref.WeakSet()
         self._device = device
@@ -91,6 +95,18 @@ class Chain:
         lane = self.lane
         lane.clock = self.latest = self.last[place] = now = lane.clock + 1
         return now
+
+
+def reentered(subject: str) -> GraphStateError:
+    """The error for a call by code that runs in the midst of another call."""
+    return GraphStateError(
+        doing="calling",
+        subject=subject,
+        met="this thread is in the midst of a call of it, or of one that shares its pool, and a "
+        "finaliser, a signal handler or a custom operation called it from in there",
+        remedy="Let such code note what is to be done and do it later, or call what is without "
+        "graphs there (.original of a function).",
+    )
 
 
 _serials = itertools.count()

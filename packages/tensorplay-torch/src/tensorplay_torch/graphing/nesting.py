@@ -24,7 +24,8 @@ __all__ = ["device_of", "inside", "recording"]
 
 _here = threading.local()
 _recording = 0
-_lock = threading.Lock()
+# A finaliser may graph something while this thread is in there.
+_lock = threading.RLock()
 
 
 @contextmanager

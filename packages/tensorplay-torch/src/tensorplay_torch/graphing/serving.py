@@ -98,7 +98,15 @@ class Graphed:
         call = entries.training if differentiate else entries.bare
         if call is None:
             call = self._captured(differentiate)
-        result = call(args, kwargs)
+        try:
+            result = call(args, kwargs)
+        except GraphStateError:
+            if call is (entries.training if differentiate else entries.bare):
+                raise
+            # Another thread has ended these graphs meanwhile, to capture anew or for good.
+            if entries.released:
+                raise self._ended() from None
+            return self(*args, **kwargs)
         self._replayed += 1
         return result
 
@@ -133,26 +141,31 @@ class Graphed:
 
     def _changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watch = self._entries.watch
-        assert watch is not None
+        if watch is None:  # Another thread has seen to it.
+            return
         if not self._recapture:
             raise watch.error()
         self._group.renew(self._place, self.candidate.again(args, kwargs))
 
     def _captured(self, differentiate: bool) -> Call:
-        if self._entries.released:
-            raise GraphStateError(
-                doing="calling",
-                subject=self.candidate.subject,
-                met="its graphs were released",
-                remedy="Call what release() returned, or graph it again.",
-            )
-        if differentiate:
-            self._group.capture_training()
-        else:
-            self._group.capture_bare(self._place)
-        call = self._entries.training if differentiate else self._entries.bare
-        assert call is not None
-        return call
+        entries = self._entries
+        while not entries.released:
+            if differentiate:
+                self._group.capture_training()
+            else:
+                self._group.capture_bare(self._place)
+            call = entries.training if differentiate else entries.bare
+            if call is not None:
+                return call
+        raise self._ended()
+
+    def _ended(self) -> GraphStateError:
+        return GraphStateError(
+            doing="calling",
+            subject=self.candidate.subject,
+            met="its graphs were released",
+            remedy="Call what release() returned, or graph it again.",
+        )
 
 
 def _itself(value: Any) -> Any:
