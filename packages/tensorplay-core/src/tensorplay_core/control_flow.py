@@ -6,6 +6,7 @@ The same code serves warm-up, verification and capture, and gives the same value
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, cast
 
 from . import registry
@@ -36,7 +37,8 @@ def cond(
     """``true_fn(*operands) if pred else false_fn(*operands)``, recordable.
 
     Outside a capture it reads the predicate and calls one function. Inside, it captures both
-    bodies, of which each replay runs one. A branch may write the predicate.
+    bodies, of which each replay runs one. A branch may write the predicate. What it returns has
+    memory of its own either way: a function that returns an operand has that copied.
 
     Args:
         pred: One Bool on the device.
@@ -56,7 +58,10 @@ def cond(
     runtime = select(driver)
     graph = _capturing(runtime)
     if graph is None:
-        return (true_fn if runtime.conditional_read(pred) else false_fn)(*operands)
+        result = (true_fn if runtime.conditional_read(pred) else false_fn)(*operands)
+        leaves = _leaves(result)
+        apart = [_apart(runtime, array, operands) for array in leaves]
+        return result if all(map(is_, leaves, apart)) else _rebuild(result, apart)
     with graph.if_else(pred) as (then, other):
         with then:
             first = true_fn(*operands)
@@ -153,6 +158,13 @@ def _copy(runtime: Runtime, array: Any) -> Any:
     result = runtime.array_like(array)
     runtime.array_copy(result, array)
     return result
+
+
+def _apart(runtime: Runtime, array: Any, others: Sequence[Any]) -> Any:
+    """``array``, or a copy if it shares memory with any of the others."""
+    if array is None or not any(runtime.array_overlap(array, one) for one in others):
+        return array
+    return _copy(runtime, array)
 
 
 def _store(runtime: Runtime, destination: Any, source: Any) -> None:

@@ -66,7 +66,10 @@ def named(value: object) -> str:
     try:
         known = facts(value)
     except AttributeError:
-        return f"{value!r:.80}"
+        try:
+            return f"{value!r:.80}"
+        except Exception:  # Arrays inside it, whose values cannot be read now.
+            return f"a {type(value).__name__}"
     place = f" on {known.device}" if known.device else ""
     return f"{type(value).__name__} of shape {known.shape} and dtype {known.dtype}{place}"
 

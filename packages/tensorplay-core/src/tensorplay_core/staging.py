@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from .errors import SignatureMismatch
+from .errors import ArgumentTypeError, SignatureMismatch
 from .protocols import Device, Executable, StagePlan
 from .runtime import Runtime
 from .signature import ArrayFacts, facts, shape_differences
@@ -36,14 +36,19 @@ class ConvertingStage:
     ) -> None:
         self._runtime, self._executable, self._subject = runtime, executable, subject
         self._device = device
-        self._static = tuple(static_inputs)
-        self._captured: tuple[ArrayFacts, ...] = tuple(facts(array) for array in self._static)
+        self._static = _sequence(static_inputs, "static_inputs")
+        self._captured: tuple[ArrayFacts, ...] = tuple(
+            _facts(array, f"static_inputs[{place}]") for place, array in enumerate(self._static)
+        )
         self._plan: StagePlan = runtime.stage(executable, self._static, ())
 
     def serves(self, static_inputs: Sequence[Any]) -> bool:
         """True if it was made for these very buffers."""
         static = self._static
-        return len(static_inputs) == len(static) and all(map(is_, static_inputs, static))
+        try:
+            return len(static_inputs) == len(static) and all(map(is_, static_inputs, static))
+        except TypeError:
+            return False
 
     def __call__(self, inputs: Sequence[Any], stream: object) -> None:
         """Copies ``inputs`` into the buffers and launches, on ``stream``.
@@ -57,6 +62,7 @@ class ConvertingStage:
             self._convert(inputs, stream)
 
     def _convert(self, inputs: Sequence[Any], stream: object) -> None:
+        inputs = _sequence(inputs, "inputs")
         found = shape_differences(self._captured, inputs)
         if found:
             raise SignatureMismatch(
@@ -95,3 +101,30 @@ class ConvertingStage:
                 source = copy
             apart.append(source)
         return apart
+
+
+def _sequence(given: Any, role: str) -> tuple[Any, ...]:
+    """``given``, unless it is no collection of arrays, or one array by itself."""
+    if (
+        hasattr(given, "shape")
+        or not isinstance(given, Collection)
+        or isinstance(given, Mapping | str | bytes)
+    ):
+        raise _no_array(role, given, "Pass a list or tuple of arrays.")
+    return tuple(given)
+
+
+def _facts(array: Any, role: str) -> ArrayFacts:
+    try:
+        return facts(array)
+    except AttributeError as error:
+        raise _no_array(role, array, "Pass the arrays that the graph reads.") from error
+
+
+def _no_array(role: str, given: object, remedy: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        doing="staging inputs with",
+        subject=role,
+        met=f"it is a {type(given).__name__}",
+        remedy=remedy,
+    )

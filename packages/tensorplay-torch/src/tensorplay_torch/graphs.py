@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from operator import is_
 from typing import Any
 
+import torch
+
 import tensorplay_core as core
+from tensorplay_core.errors import ArgumentTypeError
+
+from .resources.arrays import overlap
+from .resources.generators import of_torch
 
 __all__ = [
     "CUDAGraph",
@@ -29,6 +37,20 @@ class CUDAGraph(core.CUDAGraph):
 
     driver = DRIVER
 
+    def register_generator_state(self, generator: object) -> None:
+        """Lets the graph follow a random generator beside the device's default one.
+
+        Args:
+            generator: A ``torch.Generator`` of the device that the graph captures on.
+
+        Raises:
+            ArgumentTypeError: It is something else. One of another device is refused by the
+                capture.
+            GraphStateError: The graph is captured already, or closed.
+        """
+        of_torch(generator)
+        super().register_generator_state(generator)
+
 
 def graph_pool_handle(device: object = None) -> Hashable:
     """An id of a fresh memory pool; see ``tensorplay_core.graph_pool_handle``.
@@ -51,7 +73,8 @@ def cond(
     """``true_fn(*operands) if pred else false_fn(*operands)``, recordable.
 
     Outside a capture it reads the predicate and calls one function. Inside, it captures both
-    bodies, of which each replay runs one; see ``tensorplay_core.cond``.
+    bodies, of which each replay runs one; see ``tensorplay_core.cond``. What it returns has memory
+    of its own either way: a function may return an operand, or a view of one, and gets a copy.
 
     Args:
         pred: One Bool on the capturing device.
@@ -64,10 +87,12 @@ def cond(
 
     Raises:
         PredicateError: ``pred`` is not one Bool on the device.
+        ArgumentTypeError: A function returns something that is no tensor.
         SignatureMismatch: The branches return different structures or shapes.
         OperationRefused: A result requires grad: gradients cannot follow it out of a body.
     """
-    return core.cond(pred, true_fn, false_fn, *operands, driver=DRIVER)
+    own = partial(_own, operands)
+    return core.cond(pred, own(true_fn), own(false_fn), *operands, driver=DRIVER)
 
 
 def while_loop(
@@ -93,8 +118,49 @@ def while_loop(
 
     Raises:
         PredicateError: ``test`` does not return one Bool on the device.
+        ArgumentTypeError: What is carried is no tensor.
         SignatureMismatch: ``body`` returns another structure or other shapes.
         ArgumentError: ``max_steps`` is not a positive integer.
         OperationRefused: A carried tensor requires grad.
     """
+    for place, one in enumerate(_leaves(carry)):
+        _tensor(one, f"carry[{place}]", "carrying")
     return core.while_loop(test, body, carry, max_steps=max_steps, driver=DRIVER)
+
+
+def _own(operands: Sequence[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, returning copies of what would be memory of the operands."""
+
+    def branch(*args: Any) -> Any:
+        result = function(*args)
+        leaves = _leaves(result)
+        apart = [_apart(one, f"result[{place}]", operands) for place, one in enumerate(leaves)]
+        if all(map(is_, leaves, apart)):
+            return result
+        if not isinstance(result, tuple | list):
+            return apart[0]
+        return type(result)(*apart) if hasattr(result, "_fields") else type(result)(apart)
+
+    return branch
+
+
+def _apart(value: Any, name: str, operands: Sequence[Any]) -> Any:
+    if value is None:
+        return None
+    tensor = _tensor(value, name, "returning from a branch of cond()")
+    return tensor.clone() if any(overlap(tensor, one) for one in operands) else tensor
+
+
+def _leaves(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else [value]
+
+
+def _tensor(value: Any, name: str, doing: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    raise ArgumentTypeError(
+        doing=doing,
+        subject=name,
+        met=f"it is a {type(value).__name__}",
+        remedy="Pass tensors, or a tuple or list of them; a number as torch.tensor(number).",
+    )

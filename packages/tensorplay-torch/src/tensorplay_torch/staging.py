@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from tensorplay_core.errors import GraphStateError, SignatureMismatch
+from tensorplay_core.errors import ArgumentTypeError, GraphStateError, SignatureMismatch
 from tensorplay_core.protocols import StagePlan
 
 from .cpu.capture import CpuExecutable
 from .cuda.graph import CudaExecutable
-from .resources.arrays import overlap
+from .resources.arrays import extent, overlap, unlike_memory
 from .resources.bases import Bases, cuda_driver
 from .resources.signatures import compile_check, differences, guard_of
 from .resources.streams import as_torch_stream
@@ -33,10 +34,16 @@ def plan(
     static_inputs: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
 ) -> StagePlan:
-    """A staged launch of ``executable`` on the device that it runs on."""
+    """A staged launch of ``executable`` on the device that it runs on.
+
+    Raises:
+        ArgumentTypeError: A buffer is no tensor of plain memory, or they come in no sequence.
+    """
+    static = _buffers("static_inputs", static_inputs)
+    yields = _buffers("results", results)
     if isinstance(executable, CudaExecutable):
-        return _CudaPlan(bases, executable, tuple(static_inputs), tuple(results))
-    return _Plan(executable, tuple(static_inputs), tuple(results))
+        return _CudaPlan(bases, executable, static, yields)
+    return _Plan(executable, static, yields)
 
 
 class _Plan:
@@ -53,6 +60,7 @@ class _Plan:
         # Aliases without autograd history: writing them is no operation that autograd follows.
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
+        self._starts, self._ends = _spans(self._buffers)
         self._fast = compile_check(static)
         self._learned: list[Callable[..., bool]] = []
 
@@ -83,7 +91,18 @@ class _Plan:
         )
 
     def _check(self, inputs: Sequence[Any]) -> bool:
-        return self._fast(inputs) or self._check_slowly(inputs)
+        try:
+            return self._fast(inputs) or self._check_slowly(inputs)
+        except TypeError:
+            self._refuse_unless_collection(inputs)
+            raise
+
+    def _refuse_unless_collection(self, inputs: object) -> None:
+        if not hasattr(inputs, "__len__"):
+            met = f"inputs: captured {len(self._static)} tensors, got {type(inputs).__name__}"
+            raise SignatureMismatch(
+                differences=[met], subject=repr(self._executable), doing="staging inputs for"
+            ) from None
 
     def _check_slowly(self, inputs: Sequence[Any]) -> bool:
         """For inputs that the fast check says no to; the next of their kind are accepted faster.
@@ -121,10 +140,20 @@ class _Plan:
         for place, given in enumerate(inputs):
             if given is self._static[place]:
                 given = self._buffers[place]
-            elif any(overlap(given, buffer) for buffer in self._buffers[: place + 1]):
+            elif self._touches(given) and any(
+                overlap(given, buffer) for buffer in self._buffers[: place + 1]
+            ):
                 given = given.clone()
             apart.append(given)
         return apart
+
+    def _touches(self, given: torch.Tensor) -> bool:
+        """False if the memory of ``given`` is none of any buffer's."""
+        if not given.numel():
+            return False
+        start, end = extent(given)
+        nearest = bisect_left(self._starts, end) - 1
+        return nearest >= 0 and self._ends[nearest] > start
 
 
 class _CudaPlan(_Plan):
@@ -157,13 +186,18 @@ class _CudaPlan(_Plan):
         """
         direct = self._direct
         if direct is not None and stream is None:
-            return direct(inputs)
+            try:
+                return direct(inputs)
+            except TypeError:
+                self._refuse_unless_collection(inputs)
+                raise
         if direct is None:
             if not self._dense or self._graph.draws is not False:
                 self._check(inputs)
                 with self._on(stream):
                     return self._step_by_step(inputs, None)
             self._refuse_stale()
+            self._refuse_unless_collection(inputs)
             direct = self._direct = self._make()
         results = direct(inputs, stream=stream)
         if stream is not None:
@@ -195,6 +229,39 @@ class _CudaPlan(_Plan):
         reader = as_torch_stream(self._bases, stream, self._graph.device)
         for given in inputs:
             given.record_stream(reader)
+
+
+def _buffers(role: str, given: object) -> tuple[torch.Tensor, ...]:
+    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+        raise _no_buffers(role, f"it is a {type(given).__name__}")
+    found = tuple(given)
+    for place, one in enumerate(found):
+        met = unlike_memory(one) if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
+        if met:
+            raise _no_buffers(f"{role}[{place}]", f"it is {met}")
+    return found
+
+
+def _no_buffers(subject: str, met: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        doing="preparing staged launches with",
+        subject=subject,
+        met=met,
+        remedy="Pass a list of the graph's tensors, of plain strided memory: g.stage([x], [y]).",
+    )
+
+
+def _spans(buffers: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Where the memory of ``buffers`` begins and ends, in order, what overlaps as one."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in sorted(extent(one) for one in buffers if one.numel()):
+        if ends and start < ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(start)
+            ends.append(end)
+    return starts, ends
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -9,16 +9,17 @@ import torch
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError, OperationRefused
 from tensorplay_core.signature import named
 
-__all__ = ["copy_into", "like", "overlap"]
+__all__ = ["copy_into", "extent", "like", "overlap", "unlike_memory"]
 
 
 def like(array: torch.Tensor) -> torch.Tensor:
     """A new tensor of the same shape, dtype, device and (dense) strides, contents undefined.
 
     Raises:
-        ArgumentTypeError: ``array`` is no tensor.
+        ArgumentTypeError: ``array`` is no tensor, or none of plain memory.
     """
     _tensor(array)
+    _plain(array)
     with torch.no_grad():
         return torch.empty_like(array, requires_grad=False)
 
@@ -31,13 +32,15 @@ def copy_into(destination: torch.Tensor, source: Any) -> None:
         source: A tensor, or an array of another library that torch can view.
 
     Raises:
-        ArgumentTypeError: One is no array.
+        ArgumentTypeError: One is no array, or a tensor but not of plain memory.
         ArgumentError: The shapes differ: nothing is broadcast.
         OperationRefused: Autograd would have to follow the copy. The values that a conditional
             node yields come from whichever body ran, which a captured backward cannot know.
     """
     _tensor(destination)
     given = source if isinstance(source, torch.Tensor) else _viewed(source)
+    _plain(destination)
+    _plain(given)
     if destination.shape != given.shape:
         raise ArgumentError(
             doing="copying",
@@ -61,13 +64,27 @@ def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if the two may share memory: their first and last bytes enclose a common one."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return False
+    if unlike_memory(first) or unlike_memory(second):
+        return False
     if first.device != second.device or not first.numel() or not second.numel():
         return False
-    (start, end), (begin, stop) = _extent(first), _extent(second)
+    (start, end), (begin, stop) = extent(first), extent(second)
     return start < stop and begin < end
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def unlike_memory(tensor: torch.Tensor) -> str:
+    """What a tensor is that is not plain strided memory with values, or ``""``."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout)
+    if tensor.is_quantized:
+        return "quantized"
+    return "on the meta device, where there are no values" if tensor.is_meta else ""
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the first byte of a tensor that has elements, and of the one after its last."""
     # By the storage, since a recorder may watch Tensor.data_ptr.
     size = tensor.element_size()
     start = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * size
@@ -87,6 +104,18 @@ def _viewed(array: Any) -> torch.Tensor:
 def _tensor(value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise _no_array(value)
+
+
+def _plain(tensor: torch.Tensor) -> None:
+    met = unlike_memory(tensor)
+    if met:
+        raise ArgumentTypeError(
+            doing="copying",
+            subject="a tensor",
+            met=f"it is {met}",
+            remedy="Pass a tensor of plain strided memory: x.to_dense(), x.dequantize(), "
+            "x.to_padded_tensor(...).",
+        )
 
 
 def _no_array(value: object) -> ArgumentTypeError:

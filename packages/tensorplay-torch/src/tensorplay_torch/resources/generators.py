@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import named
 
 from .devices import index_of
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Generators", "checked", "draws", "identity", "keep_state", "serves"]
+__all__ = ["Generators", "checked", "draws", "identity", "keep_state", "of_torch", "serves"]
 
 # From 2.12 on a capture takes in any generator that its work draws from; before, only those that
 # were registered, and torch refuses work that draws from others.
@@ -93,14 +94,8 @@ def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.G
         ArgumentError: One is of another device.
     """
     found = []
-    for one in generators:
-        if not isinstance(one, torch.Generator):
-            raise ArgumentTypeError(
-                doing="registering",
-                subject=f"generator {one!r}",
-                met=f"it is a {type(one).__name__}",
-                remedy=f"Pass torch.Generator(device={str(device)!r}).",
-            )
+    for given in generators:
+        one = of_torch(given)
         if not serves(one, device):
             raise ArgumentError(
                 doing="registering",
@@ -110,6 +105,22 @@ def checked(generators: Iterable[object], device: torch.device) -> tuple[torch.G
             )
         found.append(one)
     return tuple(found)
+
+
+def of_torch(generator: object) -> torch.Generator:
+    """``generator``, once it is one of torch's.
+
+    Raises:
+        ArgumentTypeError: It is not.
+    """
+    if isinstance(generator, torch.Generator):
+        return generator
+    raise ArgumentTypeError(
+        doing="registering",
+        subject=f"generator {named(generator)}",
+        met=f"it is a {type(generator).__name__}",
+        remedy="Pass a torch.Generator of the device that captures.",
+    )
 
 
 def serves(generator: torch.Generator, device: torch.device) -> bool:

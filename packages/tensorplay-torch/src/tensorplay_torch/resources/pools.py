@@ -205,7 +205,7 @@ class PoolRegistry:
         if device.type == "cuda" and _is_native(id):
             native = new_native() if id in self._spent else id
             return self._keep(TorchPool(id, device, native, owner))
-        if device.type == "cpu" and id in self._devices:
+        if device.type == "cpu" and isinstance(id, Hashable) and id in self._devices:
             return self._keep(TorchPool(id, device, None))
         raise _mismatch(token, "torch knows no such pool there", device)
 

@@ -71,6 +71,26 @@ def _both_ways(
         assert replayed == [bench.read(one) for one in work()]
 
 
+@pytest.mark.needs("conditional_read", "array_like", "array_copy", "array_overlap")
+def test_what_cond_returns_is_no_operand(workbench: Workbench, facade: Facade) -> None:
+    """A branch may return what it was given; who writes to the result does not write to that."""
+    flag, operand = workbench.flag(True), workbench.buffer([3.0])
+
+    def work() -> Any:
+        result = facade.cond(flag, lambda one: one, lambda one: workbench.double(one), operand)
+        workbench.add_(result, 1.0)
+        return result
+
+    assert workbench.read(work()) == [4.0]
+    assert workbench.read(operand) == [3.0]
+    made = facade.new()
+    with facade.capture(made):
+        result = work()
+    made.replay()
+    assert workbench.read(result) == [4.0]
+    assert workbench.read(operand) == [3.0]
+
+
 @pytest.mark.needs("conditional_read", "array_like", "array_copy")
 def test_cond_is_the_same_eagerly_and_captured(workbench: Workbench, facade: Facade) -> None:
     x, y, flag = workbench.buffer([1.0, 2.0]), workbench.buffer([3.0, 4.0]), workbench.flag(True)

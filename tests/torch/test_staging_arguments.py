@@ -1,0 +1,155 @@
+"""Staged launches: buffers and inputs that are none are refused by name; many cost little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tensorplay_torch as tp
+
+NO_TENSORS = {
+    "None": lambda: None,
+    "a generator": lambda: (one for one in ()),
+    "a number": lambda: 3,
+    "a string": lambda: "a",
+    "a dict": lambda: {"a": torch.ones(2)},
+}
+NOT_PLAIN = {
+    "sparse": lambda device: torch.ones(2, device=device).to_sparse(),
+    "meta": lambda device: torch.ones(2, device="meta"),
+}
+
+
+class Doubling:
+    """A graph that doubles two numbers."""
+
+    def __init__(self, device: str) -> None:
+        self.x = torch.ones(2, device=device)
+        self.made = tp.CUDAGraph(device=device)
+        with tp.graph(self.made):
+            self.y = self.x * 2
+
+    def works(self) -> None:
+        (result,) = self.made.stage([self.x], results=[self.y])([torch.full_like(self.x, 3.0)])
+        assert result.tolist() == [6.0, 6.0]
+
+
+@pytest.fixture
+def doubling(device: str) -> Doubling:
+    return Doubling(device)
+
+
+@pytest.mark.parametrize("name", NO_TENSORS)
+def test_buffers_that_are_no_tensors(doubling: Doubling, name: str) -> None:
+    made, x, one = doubling.made, doubling.x, NO_TENSORS[name]()
+    for refused in (
+        lambda: made.stage([one]),
+        lambda: made.stage([x], results=[one]),
+        lambda: made.stage_and_launch([one], [x]),
+    ):
+        with pytest.raises(tp.ArgumentTypeError, match=r"\[0\].* it is a "):
+            refused()
+    doubling.works()
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.ones(2, 2)], ids=["None", "a number", "a tensor"])
+def test_buffers_that_come_in_no_sequence(doubling: Doubling, given: Any) -> None:
+    made, x = doubling.made, doubling.x
+    for refused in (
+        lambda: made.stage(given),
+        lambda: made.stage([x], results=given),
+        lambda: made.stage_and_launch(given, [x]),
+        lambda: (made.stage_and_launch([x], [x]), made.stage_and_launch(given, [x])),
+    ):
+        with pytest.raises(tp.ArgumentTypeError):
+            refused()
+    doubling.works()
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_buffers_of_no_plain_memory(doubling: Doubling, kind: str, device: str) -> None:
+    one = NOT_PLAIN[kind](device)
+    for refused in (
+        lambda: doubling.made.stage([one]),
+        lambda: doubling.made.stage([doubling.x], results=[one]),
+        lambda: doubling.made.stage_and_launch([one], [doubling.x]),
+    ):
+        with pytest.raises(tp.ArgumentTypeError, match=kind):
+            refused()
+    doubling.works()
+
+
+@pytest.mark.parametrize("name", NO_TENSORS)
+def test_inputs_that_are_no_tensors(doubling: Doubling, name: str) -> None:
+    made, one = doubling.made, NO_TENSORS[name]
+    plan = made.stage([doubling.x])
+    with pytest.raises(tp.SignatureMismatch, match="captured a"):
+        plan([one()])
+    with pytest.raises(tp.SignatureMismatch):
+        plan(one())
+    with pytest.raises(tp.SignatureMismatch):
+        made.stage_and_launch([doubling.x], [one()])
+    assert doubling.x.tolist() == [1.0, 1.0]
+    doubling.works()
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_inputs_of_no_plain_memory(doubling: Doubling, kind: str, device: str) -> None:
+    one = NOT_PLAIN[kind](device)
+    with pytest.raises(tp.SignatureMismatch):
+        doubling.made.stage([doubling.x])([one])
+    with pytest.raises(tp.ArgumentTypeError, match=kind):
+        doubling.made.stage_and_launch([doubling.x], [one])
+    assert doubling.x.tolist() == [1.0, 1.0]
+    doubling.works()
+
+
+def test_inputs_may_come_in_any_collection(doubling: Doubling) -> None:
+    fresh = {"x": torch.full_like(doubling.x, 4.0)}
+    doubling.made.stage_and_launch({"x": doubling.x}.values(), fresh.values())
+    assert doubling.y.tolist() == [8.0, 8.0]
+
+
+def test_an_unhashable_pool_is_refused_by_name() -> None:
+    with pytest.raises(tp.PoolMismatch), tp.graph(tp.CUDAGraph(device="cpu"), pool={"a": 1}):
+        torch.ones(2)
+
+
+def test_pairs_of_buffers_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With inputs apart from all buffers, what is looked at grows with their number only."""
+    from tensorplay_torch import staging
+
+    compared = []
+    monkeypatch.setattr(staging, "overlap", lambda *both: compared.append(both))
+    xs = [torch.ones(3) for _ in range(200)]
+    made = tp.CUDAGraph(device="cpu")
+    with tp.graph(made):
+        total = torch.stack(xs).sum(0)
+    plan = made.stage(xs, results=[total])
+    (result,) = plan([torch.full((3,), float(place)) for place in range(200)])
+    assert result.tolist() == [float(sum(range(200)))] * 3
+    assert not compared
+
+
+def test_inputs_in_the_buffers_own_memory_are_taken_as_they_were() -> None:
+    """Rotations, shifts and halves of buffers, which a copy before would overwrite."""
+    whole = torch.arange(12.0)
+    parts = list(whole.split(3))
+    alone = torch.zeros(3)
+    made = tp.CUDAGraph(device="cpu")
+    with tp.graph(made):
+        out = torch.cat([*parts, alone]) * 1
+    plan = made.stage([*parts, alone], results=[out])
+    for chosen in (
+        lambda: [parts[1], parts[2], parts[3], parts[0], alone],
+        lambda: [whole[1:4], whole[4:7], whole[7:10], whole[:3], whole[9:]],
+        lambda: [alone, parts[0], parts[1], parts[2], parts[3]],
+        lambda: [*parts, parts[0]],
+    ):
+        whole.copy_(torch.arange(12.0))
+        alone.fill_(-1)
+        expected = torch.cat(chosen())
+        (result,) = plan(chosen())
+        assert torch.equal(result, expected)
