@@ -105,7 +105,8 @@ class CUDAGraph(InspectionMethods):
         input that is its own static buffer is not copied. Sources may be changed or freed at once.
 
         Args:
-            static_inputs: Buffers that the graph reads.
+            static_inputs: Buffers that the graph reads. That it does is not checked: it may ignore
+                an input, and no driver of a GPU can tell.
             inputs: As many arrays, of the same shapes.
             stream: Where to copy and launch; None is the current stream.
 
@@ -128,10 +129,11 @@ class CUDAGraph(InspectionMethods):
         """Prepares staged launches for a hot loop: ``plan = g.stage(...)``, then ``plan(inputs)``.
 
         The plan is strict on count, shape, strides, dtype and device, and returns copies of
-        ``results`` that later launches do not change.
+        ``results`` that later launches do not change. It raises GraphStateError, and writes
+        nothing, once the graph was updated, reset or closed.
 
         Args:
-            static_inputs: Buffers that the graph reads.
+            static_inputs: Buffers that the graph reads, as for ``stage_and_launch``.
             results: Buffers that the graph writes.
 
         Raises:
@@ -143,7 +145,8 @@ class CUDAGraph(InspectionMethods):
     def update(self, other: CUDAGraph) -> Update:
         """Makes this graph run what ``other`` captured, keeping the executable where it can.
 
-        ``other`` is consumed: it is empty afterwards.
+        ``other`` is consumed: it is empty afterwards. Static inputs are from here on those of
+        ``other``, and plans made before are refused.
 
         Returns:
             Whether the executable was refreshed in place, and if not, why a new one was made.

@@ -1,11 +1,10 @@
-"""Hooks of a graph that capture: begun here or adopted, ended or aborted."""
+"""Captures: begun here or adopted, ended or aborted. The hooks of a graph stand on it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tensorplay_core.errors import CaptureError, ConditionalError
-from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import CaptureMode, CaptureOptions
 
 from . import unwinding
@@ -33,8 +32,7 @@ class Captures(Pools):
         # it stays until `graph_end` hands it to a template.
         self._unclaimed: dict[int, Owned] = {}
 
-    @hookimpl
-    def tensorplay_graph_begin(
+    def _begin(
         self,
         device: CudaDevice,
         stream: object,
@@ -67,9 +65,9 @@ class Captures(Pools):
                 track=options.track_operands,
                 watch=options.check_input_liveness,
             )
+            self.captures[info.id] = capture
             options.begun.append(capture)
             capture.owned.keep(pool)
-            self.captures[info.id] = capture
         pool.arena.unite(capture.key)
         capture.restore = self.make_current(device, handle)
         return capture
@@ -100,8 +98,7 @@ class Captures(Pools):
                 if not self.is_capturing(stream):
                     self.cu.cuStreamSynchronize(stream, about=f"stream {stream:#x}")
 
-    @hookimpl
-    def tensorplay_graph_adopt(self, stream: object, owner: str) -> CudaCapture:
+    def _adopt(self, stream: object, owner: str) -> CudaCapture:
         """Takes in a capture that another library began. The current stream stays as it is."""
         device = self.current_device()
         handle = self.handle(stream, device)
@@ -135,13 +132,7 @@ class Captures(Pools):
         self.captures[info.id] = capture
         return capture
 
-    @hookimpl
-    def tensorplay_graph_mark(self, capture: CudaCapture) -> int:
-        """Nodes captured so far; one native call, however many they are."""
-        return self.cu.count_nodes(capture.graph, about=repr(capture))
-
-    @hookimpl
-    def tensorplay_graph_end(self, capture: CudaCapture) -> CudaTemplate:
+    def _end(self, capture: CudaCapture) -> CudaTemplate:
         """Ends the capture; of an adopted one, which its owner has ended, makes the template."""
         if capture.owner:
             return self.template_of(capture, capture.graph, capture.owner)
@@ -152,7 +143,7 @@ class Captures(Pools):
                 met=capture.poisoned or f"{capture.open[-1]!r} is open",
                 remedy="Close each body before the capture ends; the capture was discarded.",
             )
-            self.tensorplay_graph_abort(capture, error)
+            self._abort(capture, error)
             raise error
         try:
             code, graph = self.cu.raw("cuStreamEndCapture")(capture.stream)
@@ -184,20 +175,21 @@ class Captures(Pools):
             self._leave(capture)
 
     def _leave(self, capture: CudaCapture) -> None:
-        self.captures.pop(capture.id, None)
         self._unclaimed.pop(capture.id, None)
         if capture.restore is not None:
             capture.restore()
             capture.restore = None
         capture.finish()
+        self.captures.pop(capture.id, None)
 
-    @hookimpl
-    def tensorplay_graph_abort(self, capture: CudaCapture, error: BaseException | None) -> None:
+    def _abort(self, capture: CudaCapture, error: BaseException | None) -> None:
         """Ends and discards a capture that failed. Of an adopted one it ends the bodies only.
 
         The owner of an adopted capture then ends that. If it is ``poisoned``, the owner must never
-        destroy the graph it gets. At last it calls ``bury``.
+        destroy the graph it gets. At last it calls ``bury``. Idempotent.
         """
+        if self.captures.get(capture.id) is not capture:
+            return  # It is over, and its stream may be in another by now.
 
         def note(sentence: str) -> None:
             if error is not None:

@@ -1,4 +1,4 @@
-"""Hooks of a graph once it is captured: instantiation, update, inspection, staging."""
+"""Hooks of a graph: capture, adoption, instantiation, update, inspection, staging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorplay_core.hookspecs import hookimpl
-from tensorplay_core.protocols import StagePlan, Update
+from tensorplay_core.protocols import CaptureMode, CaptureOptions, StagePlan, Update
 from tensorplay_core.topology import Topology
 
 from . import operands, topology
@@ -21,6 +21,7 @@ from .contexts import CudaDevice
 from .executable import CudaExecutable
 from .failures import failure
 from .gaps import Gaps
+from .pool import CudaPool
 from .staging import staged
 from .updating import update
 
@@ -29,6 +30,42 @@ __all__ = ["Graphs"]
 
 class Graphs(Captures):
     """Devices, pools and captures, with graphs."""
+
+    @hookimpl
+    def tensorplay_graph_begin(
+        self,
+        device: CudaDevice,
+        stream: object,
+        pool: CudaPool,
+        mode: CaptureMode,
+        options: CaptureOptions,
+    ) -> CudaCapture:
+        """Begins a capture, after waiting for the device, and makes its stream current."""
+        return self._begin(device, stream, pool, mode, options)
+
+    @hookimpl
+    def tensorplay_graph_adopt(self, stream: object, owner: str) -> CudaCapture:
+        """Takes in a capture that another library began. The current stream stays as it is."""
+        return self._adopt(stream, owner)
+
+    @hookimpl
+    def tensorplay_graph_mark(self, capture: CudaCapture) -> int:
+        """Nodes captured so far; one native call, however many they are."""
+        return self.cu.count_nodes(capture.graph, about=repr(capture))
+
+    @hookimpl
+    def tensorplay_graph_end(self, capture: CudaCapture) -> CudaTemplate:
+        """Ends the capture; of an adopted one, which its owner has ended, makes the template."""
+        return self._end(capture)
+
+    @hookimpl
+    def tensorplay_graph_abort(self, capture: CudaCapture, error: BaseException | None) -> None:
+        """Ends and discards a capture that failed. Of an adopted one it ends the bodies only.
+
+        The owner of an adopted capture then ends that. If it is ``poisoned``, the owner must never
+        destroy the graph it gets. At last it calls ``bury``.
+        """
+        self._abort(capture, error)
 
     @hookimpl
     def tensorplay_graph_instantiate(self, template: CudaTemplate) -> CudaExecutable:
