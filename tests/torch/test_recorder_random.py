@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
 from tensorplay_core.protocols import CaptureOptions
 
@@ -263,3 +264,43 @@ def test_a_seed_that_another_thread_sets_is_refused(record):
         return torch.rand(3)
 
     assert "another thread" in refusal(record, body).met
+
+
+def test_a_graph_that_draws_is_not_replayed_in_a_body():
+    flag = torch.tensor(True)
+    drawing, plain = tp.CUDAGraph(device="cpu"), tp.CUDAGraph(device="cpu")
+    with tp.graph(drawing):
+        drawn = torch.rand(3)
+    with tp.graph(plain):
+        doubled = drawn * 2
+    outer = tp.CUDAGraph(device="cpu")
+    with tp.graph(outer):  # Between bodies it is a child like any other.
+        drawing.replay()
+        with outer.if_then(flag):
+            plain.replay()
+    for graph in (drawing, outer):  # A graph that has such a child is one itself.
+        made = tp.CUDAGraph(device="cpu")
+        with pytest.raises(OperationRefused, match="body"), tp.graph(made), made.if_then(flag):
+            graph.replay()
+    torch.manual_seed(3)
+    outer.replay()
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(3))
+    assert torch.equal(doubled, drawn * 2)
+
+
+def test_an_update_to_a_graph_that_draws_is_none_in_place():
+    made, other = tp.CUDAGraph(device="cpu"), tp.CUDAGraph(device="cpu")
+    x = torch.zeros(3)
+    with tp.graph(made):
+        x.add_(1)
+    with tp.graph(other):
+        x.add_(torch.rand(3))
+    assert not made.update(other).in_place
+    again = tp.CUDAGraph(device="cpu")
+    with (
+        pytest.raises(OperationRefused, match="body"),
+        tp.graph(again),
+        again.if_then(torch.tensor(True)),
+    ):
+        made.replay()

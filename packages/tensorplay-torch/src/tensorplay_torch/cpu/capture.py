@@ -93,8 +93,8 @@ class CpuCapture:
         except BaseException:
             template.close()
             raise
-        operands = self.recorder.operands
-        return CpuTemplate(template, operands if self._checks_liveness else None)
+        operands = self.recorder.operands if self._checks_liveness else None
+        return CpuTemplate(template, operands, draws=self.recorder.drew)
 
     def abort(self, error: BaseException | None) -> None:
         """Ends and discards it, as far as it began, bodies first. Raises nothing. Idempotent."""
@@ -126,10 +126,11 @@ class CpuTemplate:
     Attributes:
         inner: That template.
         watched: What each replay has to find alive, if anything.
+        draws: It draws random numbers.
     """
 
-    def __init__(self, inner: Template, watched: Operands | None) -> None:
-        self.inner, self.watched = inner, watched
+    def __init__(self, inner: Template, watched: Operands | None, *, draws: bool) -> None:
+        self.inner, self.watched, self.draws = inner, watched, draws
 
     @property
     def node_count(self) -> int:
@@ -166,8 +167,11 @@ class CpuExecutable:
         self.revision = 0
         self._watched, self._count = template.watched, template.node_count
         self.launch = _launcher(isolated(self.inner.launch), self.turn)
+        self._draws = template.draws
         if template.watched is not None:
             self.launch = self._checked(self.launch)
+        if template.draws:
+            self.launch = _drawing(self.launch)
 
     def __repr__(self) -> str:
         nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
@@ -192,6 +196,8 @@ class CpuExecutable:
         """Makes it run the work of ``template``, if both keep their inputs alive."""
         if self._watched is not None or template.watched is not None:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
+        if template.draws != self._draws:
+            return Update(in_place=False, reason="only one of them draws random numbers")
         with self.turn:
             update = base.graph_update(self.inner, template.inner)
             self.revision += update.in_place
@@ -245,6 +251,18 @@ def _launcher(run: Callable[..., None], turn: threading.RLock) -> Callable[..., 
             run(stream)
 
     return launch
+
+
+def _drawing(launch: Callable[..., None]) -> Callable[..., None]:
+    """``launch`` of a graph that draws random numbers, which the body of a conditional may not."""
+
+    def launch_drawing(stream: object = None) -> None:
+        capture = getattr(_here, "recording", None)
+        if capture is not None:
+            capture.recorder.refuse_draws("the replay of a graph that draws random numbers")
+        launch(stream)
+
+    return launch_drawing
 
 
 def _discarded() -> CaptureError:

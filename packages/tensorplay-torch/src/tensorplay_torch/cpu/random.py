@@ -40,11 +40,15 @@ class Randomness:
 
     Args:
         generators: Those beside the default one.
+
+    Attributes:
+        drew: The captured work draws random numbers.
     """
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._generators = (torch.default_generator, *generators)
         self._known: dict[int, _Watched] = {}
+        self.drew = False
 
     def start(self) -> None:
         """The capture begins."""
@@ -70,6 +74,7 @@ class Randomness:
             if watched.was_set(self):
                 raise refused(operation, Reason.RNG_BY_HAND)
             watched.advance()
+        self.drew = True
 
     def check(self) -> None:
         """Refuses a capture that left a generator in a state of its own making.

@@ -182,6 +182,17 @@ class Recorder:
         """A callable that reads the one value of ``tensor``, for use inside a launch."""
         return self._alias(tensor).item  # type: ignore[return-value]
 
+    @property
+    def drew(self) -> bool:
+        """True if recorded work draws random numbers."""
+        return self._random.drew
+
+    def refuse_draws(self, work: object) -> None:
+        """Raises OperationRefused if a body is recorded, for ``work`` that draws random numbers."""
+        if len(self._scopes) > 1:
+            raise refused(work, Reason.RNG_IN_BODY)
+        self._random.drew = True
+
     def _leave(self) -> None:
         try:
             self._bindings.stop()
