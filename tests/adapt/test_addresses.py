@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
+from tensorplay_adapt import formulas
 from tensorplay_adapt.hyperparameters import Hyperparameters, values_of
 
 
@@ -53,3 +54,22 @@ def test_words_that_come_back_now_and_then_freeze_nothing():
 def test_a_number_that_is_not_understood_freezes_what_it_comes_from():
     found = learned(lambda lr: struct.pack("<f", math.cos(1000 * lr)))
     assert (0, "lr", None) in found.frozen
+
+
+@pytest.mark.parametrize(
+    ("pairs", "understood"),
+    [
+        ([(0, 0), (0xEFF49020, 0x7F61), (0xEFF49020, 0x7F61)], True),
+        ([(0x2F0AC2B5, 0x55D0), (0x2F0AC2B8, 0x55D0), (0xFFFF0010, 0x55D0)], True),
+        ([(1, 0x7FFE), (1, 0x7FFE), (1, 0)], False),
+        ([(0x3D4CCCCD, 0), (0x3D2CCCCD, 0), (0x3D0CCCCD, 0)], False),
+        ([(0x3D4CCCCD, 0x7F61), (0x3D2CCCCD, 0x7F61), (0x3D0CCCCD, 0x7F61)], False),
+        ([(0x9999999A, 0x3FA99999), (0, 0), (0x33333333, 0x3FB33333)], False),
+    ],
+    ids=["none or one", "several", "a number above", "a float", "beside an int", "a double"],
+)
+def test_addresses_are_known_by_their_looks(pairs, understood):
+    trials = [({}, [bytes(8) + struct.pack("<II", *pair)]) for pair in pairs]
+    places, unknown = formulas.explain([], trials)
+    assert not places
+    assert (not unknown) is understood

@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from tensorplay_adapt import CudaGraphAdaptationStep
-from tensorplay_adapt.optimizers import RULES, rule_of
+from tensorplay_adapt.optimizers import RULES, rule_of, takes_fused_steps
 from tensorplay_core.errors import CaptureError
 
 WAYS = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -60,7 +60,7 @@ for one in OPTIONS:
         CUDA |= both_ways(one, "single", "foreach", capturable=True)
     if one in FUSED:
         CUDA |= both_ways(one, "fused", capturable=True)
-HAS_ADAGRAD = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adagrad_", "CUDA")
+HAS_ADAGRAD = torch.cuda.is_available() and takes_fused_steps("Adagrad", torch.device("cuda"))
 if HAS_ADAGRAD:
     CUDA["Adagrad fused"] = ("Adagrad", OPTIONS["Adagrad"])
 

@@ -20,7 +20,10 @@ Key: TypeAlias = "tuple[int, str, int | None]"
 """Group, name, and the index where the value is a tuple: ``(0, "betas", 1)``."""
 Values: TypeAlias = "Mapping[Key, float]"
 
-DOUBLE, FLOAT = struct.Struct("<d"), struct.Struct("<f")
+DOUBLE, FLOAT, PAIR = struct.Struct("<d"), struct.Struct("<f"), struct.Struct("<II")
+ADDRESSES = range(0x5500, 0x8000)
+"""Upper words of the addresses that a process has its heaps, libraries and stacks at."""
+ORDINARY = (1e-12, 1e12)
 
 
 class Formula(NamedTuple):
@@ -124,7 +127,8 @@ def explain(
                 continue
             place = _place(patterns, trials, datas, node, offset)
             if place is None:
-                unknown.append((node, offset))
+                if not _are_addresses(datas, offset):
+                    unknown.append((node, offset))
                 continue
             places.append(place)
             explained.update(range(place.offset, place.offset + place.packing.size, 4))
@@ -148,6 +152,26 @@ def _differing(datas: Sequence[bytes]) -> Iterator[int]:
         word = first[offset : offset + 4]
         if any(data[offset : offset + 4] != word for data in datas[1:]):
             yield offset
+
+
+def _are_addresses(datas: Sequence[bytes], offset: int) -> bool:
+    """True if what stands there is an address in each trial, or none at all.
+
+    The unused part of a kernel's parameters holds what lay on the stack of the host: addresses,
+    which may differ from trial to trial as if they depended on the values. An address in the upper
+    word makes a double that is next to nothing. Beside an integer as large, the lower word may be a
+    float all the same; as such it would be of ordinary size.
+    """
+    start = offset - offset % 8
+    if start + 8 > len(datas[0]):
+        return False
+    words = [PAIR.unpack_from(data, start) for data in datas]
+    if not all(upper in ADDRESSES or not (upper or lower) for lower, upper in words):
+        return False
+    if len({upper for _, upper in words}) > 1:
+        return True
+    floats = [abs(float(FLOAT.unpack_from(data, start)[0])) for data in datas]
+    return not all(ORDINARY[0] < one < ORDINARY[1] for one in floats)
 
 
 def _place(

@@ -9,14 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 
 from tensorplay_core.errors import CaptureError, TensorplayError
-from tensorplay_torch._private import PRIVATE
 
-__all__ = ["RULES", "Rule", "admit", "create_state", "damped_keys", "rule_of"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "admit",
+    "create_state",
+    "damped_keys",
+    "rule_of",
+    "takes_fused_steps",
+]
 
 Group: TypeAlias = "dict[str, Any]"
 Initial: TypeAlias = "float | Callable[[Group], Any]"
@@ -35,7 +43,7 @@ class Rule:
         never: Why it cannot be, anywhere, and what to use; two sentences, or none.
         on_cuda: Option that every group needs on CUDA; ``""`` if it needs none.
         on_cpu: The same on the CPU; None if it cannot be captured there.
-        kernel: The operator that its step needs on CUDA; ``""`` if every torch has what it needs.
+        newer: Some torch takes no fused step of it on CUDA.
         initial: What its first step finds in its state, where that is not zeros.
         scales: By what its step multiplies the learning rate for a parameter of this shape.
     """
@@ -43,7 +51,7 @@ class Rule:
     never: tuple[str, str] | None = None
     on_cuda: str = ""
     on_cpu: str | None = ""
-    kernel: str = ""
+    newer: bool = False
     initial: Mapping[str, Initial] = field(default_factory=dict)
     scales: Callable[[Group, torch.Size], float] | None = None
 
@@ -63,7 +71,7 @@ RULES: Mapping[str, Rule] = {
     "Adagrad": Rule(
         on_cuda="fused",
         on_cpu="fused",
-        kernel="aten::_fused_adagrad_",
+        newer=True,
         initial={"sum": lambda group: group["initial_accumulator_value"]},
     ),
     "Adam": ADAM,
@@ -144,7 +152,7 @@ def _unfit(
         )
     if device.type == "cuda":
         needed = rule.on_cuda if rule is not None else ""
-        if rule is not None and rule.kernel and not _has_kernel(rule.kernel):
+        if rule is not None and rule.newer and not takes_fused_steps(name, device):
             yield (
                 f"torch {torch.__version__} has no fused step of it on CUDA, and its other steps "
                 "count on the host",
@@ -183,9 +191,17 @@ def _unfit(
         )
 
 
-def _has_kernel(operator: str) -> bool:
-    ask = PRIVATE["has_kernel"].value
-    return ask is None or bool(ask(operator, "CUDA"))
+@cache
+def takes_fused_steps(name: str, device: torch.device) -> bool:
+    """Whether this torch takes fused steps of ``torch.optim.<name>`` there: it is tried."""
+    with torch.inference_mode(False):
+        one = torch.zeros(1, device=device, requires_grad=True)
+        one.grad = torch.zeros_like(one)
+        try:
+            getattr(torch.optim, name)([one], fused=True).step()
+        except RuntimeError:
+            return False
+    return True
 
 
 def _misplaced(
@@ -233,6 +249,12 @@ def create_state(
         with torch.no_grad():
             value.fill_(initial(groups[parameter]) if callable(initial) else initial)
     return sorted(unknown)
+
+
+def begins_by_rate(optimizer: torch.optim.Optimizer) -> bool:
+    """True if some of its state begins as the learning rate of the first step."""
+    rule = rule_of(optimizer)
+    return rule is not None and _rate in rule.initial.values()
 
 
 def damped_keys(optimizer: torch.optim.Optimizer) -> list[tuple[int, str, int | None]]:

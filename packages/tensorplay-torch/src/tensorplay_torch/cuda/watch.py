@@ -118,6 +118,8 @@ class Watch:
                 if tensor.untyped_storage().data_ptr() not in own
             ]
             operands.take_in(found, "a kernel that was launched past torch's operations")
+            # Nobody saw that compiled regions bore them: what they saved counts on their versions.
+            self._listener.versions.forget(own)
         # Among it is what compiled regions allocate: no operation was seen to bear that.
         operands.disown(owned)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from tensorplay_torch._private import PRIVATE
@@ -27,6 +28,12 @@ class Versions:
         """``tensor`` is about to be written."""
         if id(tensor) not in self._before and not tensor.is_inference():
             self._before[id(tensor)] = (tensor, tensor._version)
+
+    def forget(self, owned: Container[int]) -> None:
+        """Leaves alone the tensors whose memory begins at one of these addresses."""
+        for key, (tensor, _) in list(self._before.items()):
+            if tensor.untyped_storage().data_ptr() in owned:
+                del self._before[key]
 
     def restore(self) -> None:
         """Puts the counters back."""

@@ -224,8 +224,8 @@ def test_handles_that_nobody_uses_keep_no_pool(
         gc.collect()
         return sum(type(one) is kind for one in gc.get_objects())
 
-    before = pools()
+    array, before = workbench.buffer([1.0]), pools()
     handles = [facade.pool() for _ in range(20)]
     assert pools() == before
-    made = facade.record(lambda: workbench.double(workbench.buffer([1.0])), handles[7])
+    made = facade.record(lambda: workbench.double(array), handles[7])
     assert made.pool_id == handles[7]
