@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tensorplay_torch as tp
+
 
 @pytest.mark.parametrize("trains", [False, True], ids=["frozen", "trained"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -29,3 +31,40 @@ def test_bags_of_embeddings(record, mode, bags, trains):
             offsets[2] = max(place, int(offsets[2]))
         captured.replay()
         assert torch.equal(captured.result, body())
+
+
+BY_DEFAULT = {
+    "draws": lambda x: torch.rand(5, device=x.device),
+    "normal draws": lambda x: torch.randn(20, device=x.device),
+    "integers divided": lambda x: x / 3,
+    "a root of integers": lambda x: x.sqrt() * 1.1,
+    "a range": lambda x: torch.arange(0, 1, 0.1, device=x.device) + x[0],
+    "points on a line": lambda x: torch.linspace(0, 1, 7, device=x.device) * x[1],
+    "a number to fill with": lambda x: torch.full((2,), 0.1, device=x.device) + x[0],
+    "set inside": lambda x: inside(x),
+}
+
+
+def inside(x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    third = x / 3
+    torch.set_default_dtype(torch.float32)
+    return third.float() + x / 3
+
+
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_the_default_dtype_is_that_of_the_capture(device: str, name: str) -> None:
+    work, x = BY_DEFAULT[name], torch.arange(1, 8, device=device)
+    made = tp.CUDAGraph(device=device)
+    with tp.graph(made):
+        result = work(x)
+    torch.manual_seed(3)
+    expected = work(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(3)
+        made.replay()
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(result, expected)

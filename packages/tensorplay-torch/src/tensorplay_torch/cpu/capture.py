@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import CaptureError, StaleGraph
 from tensorplay_core.protocols import (
@@ -25,6 +26,9 @@ from tensorplay_torch.tracking.surroundings import Surroundings
 
 from .isolation import isolated
 from .recorder import Recorder
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["CpuCapture", "CpuExecutable", "CpuTemplate", "begin"]
 
@@ -94,7 +98,9 @@ class CpuCapture:
             template.close()
             raise
         operands = self.recorder.operands if self._checks_liveness else None
-        return CpuTemplate(template, operands, draws=self.recorder.drew)
+        made = CpuTemplate(template, operands, self.recorder.default_dtype)
+        made.draws = self.recorder.drew
+        return made
 
     def abort(self, error: BaseException | None) -> None:
         """Ends and discards it, as far as it began, bodies first. Raises nothing. Idempotent."""
@@ -126,11 +132,13 @@ class CpuTemplate:
     Attributes:
         inner: That template.
         watched: What each replay has to find alive, if anything.
+        dtype: torch's default one at the capture.
         draws: It draws random numbers.
     """
 
-    def __init__(self, inner: Template, watched: Operands | None, *, draws: bool) -> None:
-        self.inner, self.watched, self.draws = inner, watched, draws
+    def __init__(self, inner: Template, watched: Operands | None, dtype: torch.dtype) -> None:
+        self.inner, self.watched, self.dtype = inner, watched, dtype
+        self.draws = False
 
     @property
     def node_count(self) -> int:
@@ -166,8 +174,8 @@ class CpuExecutable:
         self.turn = threading.RLock()
         self.revision = 0
         self._watched, self._count = template.watched, template.node_count
-        self.launch = _launcher(isolated(self.inner.launch), self.turn)
-        self._draws = template.draws
+        self.launch = _launcher(isolated(self.inner.launch, template.dtype), self.turn)
+        self._draws, self._dtype = template.draws, template.dtype
         if template.watched is not None:
             self.launch = self._checked(self.launch)
         if template.draws:
@@ -198,6 +206,8 @@ class CpuExecutable:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
         if template.draws != self._draws:
             return Update(in_place=False, reason="only one of them draws random numbers")
+        if template.dtype != self._dtype:
+            return Update(in_place=False, reason="they were captured with other default dtypes")
         with self.turn:
             update = base.graph_update(self.inner, template.inner)
             self.revision += update.in_place

@@ -34,12 +34,27 @@ def _guards() -> tuple[Guard, Guard, Guard]:
     return partial(force, included, below_autograd), partial(force, included, excluded), plain
 
 
-def isolated(launch: Callable[..., None]) -> Callable[..., None]:
-    """``launch`` in isolation. Tensors that it writes count versions, as after eager work."""
+def isolated(launch: Callable[..., None], dtype: torch.dtype | None = None) -> Callable[..., None]:
+    """``launch`` in isolation. Tensors that it writes count versions, as after eager work.
+
+    Args:
+        launch: Runs recorded work.
+        dtype: torch's default one when that was recorded, in which integers are divided and numbers
+            drawn; None is the present one.
+    """
+    default, default_dtype = dtype or torch.get_default_dtype(), torch.get_default_dtype
     force, _, plain = _guards()
     set_grad = required("set_grad_enabled", "replaying on the CPU")
 
     def isolated_launch(stream: object | None = None) -> None:
+        if default_dtype() is not default:
+            other = default_dtype()
+            torch.set_default_dtype(default)
+            try:
+                isolated_launch(stream)
+            finally:
+                torch.set_default_dtype(other)
+            return
         grad = torch.is_grad_enabled()
         with force(), plain():
             # Recorded tensors say for themselves whether they require grad.
@@ -103,7 +118,8 @@ def under_settings(work: Work, wanted: tuple[Any, ...]) -> Work:
 
 
 def _set(wanted: tuple[Any, ...]) -> None:
-    mkldnn, deterministic, warn_only, threads = wanted
+    mkldnn, deterministic, warn_only, threads, dtype = wanted
+    torch.set_default_dtype(dtype)
     required("set_mkldnn", "replaying on the CPU")(mkldnn)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.set_num_threads(threads)

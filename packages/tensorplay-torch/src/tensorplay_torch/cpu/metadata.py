@@ -116,6 +116,7 @@ def settings() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.get_num_threads(),
+        torch.get_default_dtype(),
     )
 
 
@@ -135,7 +136,6 @@ def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
         _frozen(args),
         _frozen(tuple(sorted(kwargs.items()))),
         overlap,
-        torch.get_default_dtype(),
         torch.is_grad_enabled(),
         settings(),
     )

@@ -183,6 +183,12 @@ class Recorder:
         return self._alias(tensor).item  # type: ignore[return-value]
 
     @property
+    def default_dtype(self) -> torch.dtype:
+        """The default dtype of torch when the capture began."""
+        found: torch.dtype = self._settings[-1]
+        return found
+
+    @property
     def drew(self) -> bool:
         """True if recorded work draws random numbers."""
         return self._random.drew
