@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -130,3 +131,33 @@ def test_an_interrupt_at_any_moment_leaves_nothing_on(
         assert moment > 100
     finally:
         gc.enable()
+
+
+def test_an_interrupt_at_any_moment_of_a_replay_leaves_the_turn_to_others() -> None:
+    total, one = DRIVER.buffer([0.0]), DRIVER.buffer([1.0])
+
+    def add(out: Any, step: Any) -> None:
+        out.memory[0] += step.memory[0]
+
+    with graph(HostGraph()) as made:
+        DRIVER.launch(add, total, one, writes=(total,))
+    with graph(HostGraph(), capture_error_mode="relaxed") as parent:
+        made.replay()
+        made.replay()
+    plan = made.stage([one], [total])
+    for run in (made.replay, lambda: plan([one])):
+        for moment in count(1):
+            interrupt = Interrupt(moment)
+            with suppress(KeyboardInterrupt), interrupt.armed():
+                run()
+            for other in (made.replay, parent.replay):
+                thread = threading.Thread(target=other, daemon=True)
+                thread.start()
+                thread.join(20)
+                assert not thread.is_alive(), interrupt.where
+            before = total.tolist()
+            made.replay()
+            assert total.tolist() == [before[0] + 1.0], interrupt.where
+            if not interrupt.where:
+                break
+        assert moment > 1

@@ -137,7 +137,7 @@ def _launcher(
                 with turn.lock:
                     if cell[0] is not program:
                         continue  # Updated or closed while this launch waited.
-                    if turn.owner is not None:
+                    if nested and turn.owner is not None:
                         turn.refuse("replaying", f"a host graph of {len(program.steps)} nodes")
                     if program.holdings.watched:
                         program.refuse_stale()

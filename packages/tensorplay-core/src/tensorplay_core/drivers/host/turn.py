@@ -29,7 +29,8 @@ class Turn:
 
     Attributes:
         lock: Held by whoever has the turn.
-        owner: The thread that runs in it; None while it only holds it, or nobody does.
+        owner: The thread that runs in it; None while it only holds it, or nobody does. Ctrl-C may
+            leave a thread here that runs nothing any more, so only nested launches ask.
     """
 
     __slots__ = ("lock", "owner")
@@ -73,7 +74,7 @@ class Turn:
             self.wait(state)
         try:
             with self.lock:
-                if self.owner is not None:
+                if nested and self.owner is not None:
                     self.refuse(doing, subject)
                 self.owner = state
                 try:
@@ -86,7 +87,10 @@ class Turn:
 
 
 class _Locks:
-    """Several locks as one. Whoever waits for one of them holds none of the others."""
+    """Several locks as one. Whoever waits for one of them holds none of the others.
+
+    Unlike the exit of a lock, that of this object can be interrupted at its very first step.
+    """
 
     __slots__ = ("_locks",)
 
@@ -103,11 +107,11 @@ class _Locks:
                 taken.extend(map(methodcaller("acquire", blocking), locks[:1]))
                 if taken[0]:
                     taken.extend(map(methodcaller("acquire", False), locks[1:]))
+                if all(taken):
+                    return True
             except BaseException:
                 _release(locks, taken)
                 raise
-            if all(taken):
-                return True
             _release(locks, taken)
             if not blocking:
                 return False
@@ -115,8 +119,7 @@ class _Locks:
             locks = locks[first:] + locks[:first]
 
     def release(self) -> None:
-        for lock in self._locks:
-            lock.release()
+        list(map(methodcaller("release"), self._locks))
 
     def __enter__(self) -> bool:
         return self.acquire()
