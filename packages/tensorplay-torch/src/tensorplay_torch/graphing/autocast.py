@@ -1,4 +1,4 @@
-"""Autocast as it was at a capture, compared at each call."""
+"""Autocast and the default dtype as they were at a capture, compared at each call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Autocast"]
 
 
 class Autocast:
-    """Autocast of this thread on one kind of device, as it was when this was made.
+    """Autocast of this thread on one kind of device, and torch's default dtype, as they were.
 
     Args:
         kind: ``"cuda"`` or ``"cpu"``.
@@ -18,9 +18,15 @@ class Autocast:
         self._kind = kind
         self._enabled = torch.is_autocast_enabled(kind)
         self._dtype = torch.get_autocast_dtype(kind)
+        # Code that makes tensors may follow it.
+        self._default = torch.get_default_dtype()
 
     def difference(self) -> str:
-        """How it is set otherwise now; ``""`` if it is not."""
+        """How they are set otherwise now; ``""`` if they are not."""
+        if torch.get_default_dtype() is not self._default:
+            return (
+                f"torch's default dtype: captured {self._default}, got {torch.get_default_dtype()}"
+            )
         kind = self._kind
         enabled = torch.is_autocast_enabled(kind)
         if enabled is self._enabled and (

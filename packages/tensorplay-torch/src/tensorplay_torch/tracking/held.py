@@ -1,7 +1,7 @@
 """A value as Python code holds it at one moment, to tell later whether it is still the same.
 
-Lists, dicts, sets and deques are compared by what is in them, objects by their attributes, both to
-some depth; tensors by identity, since their values are memory, which others look after.
+Lists, dicts, sets and deques are compared by what is in them, to some depth; tensors by identity,
+since their values are memory, which others look after, and objects likewise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CONTAINERS", "Held", "is_of_library", "is_plain_object"]
 CONTAINERS = (list, dict, set, deque)
 DEPTH = 3
 LONG = 1000
-"""Of a longer container only the length is compared: it is data."""
+"""A longer container is data."""
 ABSENT = object()
 LIBRARIES = ("torch", "numpy", "builtins", "threading", "logging", "weakref", "functools")
 """Their objects have states of their own, which is not in their attributes or does not matter."""
@@ -31,39 +31,37 @@ class Held:
     Args:
         value: What is held.
         depth: How many containers in one another are looked into.
-        objects: Look at the attributes of objects too.
+        long: Of a longer container only the length is compared.
 
     Attributes:
         value: The same.
     """
 
-    __slots__ = ("_inner", "_length", "_objects", "_shallow", "value")
+    __slots__ = ("_inner", "_length", "_shallow", "value")
 
-    def __init__(self, value: Any, depth: int = DEPTH, *, objects: bool = False) -> None:
-        self.value, self._objects = value, objects
+    def __init__(self, value: Any, depth: int = DEPTH, long: int = LONG) -> None:
+        self.value = value
         self._shallow: Any = None
         self._inner: dict[Any, Held] = {}
         self._length = len(value) if isinstance(value, CONTAINERS) else 0
-        if not depth or self._length > LONG:
+        if not depth or self._length > long:
             return
         if isinstance(value, CONTAINERS):
             self._shallow = _shallow(value)
-        elif objects and is_plain_object(value):
-            self._shallow = dict(vars(value))
-        if isinstance(value, tuple) and len(value) <= LONG:
+        if isinstance(value, tuple) and len(value) <= long:
             children = dict(enumerate(value))
         else:
             children = _entries(self._shallow)
         for key, one in children.items():
-            if isinstance(one, (*CONTAINERS, tuple)) or (objects and is_plain_object(one)):
-                self._inner[key] = Held(one, depth - 1, objects=objects)
+            if isinstance(one, (*CONTAINERS, tuple)):
+                self._inner[key] = Held(one, depth - 1, long)
 
     def changes(self, now: Any, *, growing: bool = False) -> Iterator[str]:
-        """Where ``now`` is not what was held: ``""`` for itself, else ``"[key]"`` or ``".name"``.
+        """Where ``now`` is not what was held: ``""`` for itself, else ``"[key]"``.
 
         Args:
             now: What is held now.
-            growing: Keys that came or went in dicts and attributes do not count: such are caches.
+            growing: Keys that came or went in dicts do not count: such are caches.
         """
         value = self.value
         if now is not value and not self._alike(now):
@@ -80,11 +78,10 @@ class Held:
             if now != self._shallow:
                 yield ""
             return
-        attributes = self._objects and not isinstance(value, CONTAINERS)
-        keyed = growing and (attributes or isinstance(value, dict))
-        before, after = _entries(self._shallow), _entries(vars(now) if attributes else now)
+        keyed = growing and isinstance(value, dict)
+        before, after = _entries(self._shallow), _entries(now)
         for key in [*before, *(key for key in after if key not in before)]:
-            spelled = f".{key}" if attributes else f"[{key!r}]"
+            spelled = f"[{key!r}]"
             old, new = before.get(key, ABSENT), after.get(key, ABSENT)
             inner = self._inner.get(key)
             if keyed and (old is ABSENT or new is ABSENT):
@@ -99,13 +96,13 @@ class Held:
         return not any(True for _ in self.changes(now, growing=growing))
 
     def restore(self) -> None:
-        """Puts back in place what the containers held. Objects are left to others."""
+        """Puts back in place what the containers held."""
         value = self.value
         for held in self._inner.values():
             held.restore()
         if isinstance(value, list) and self._shallow is None:
             del value[self._length :]
-        if self._shallow is None or not isinstance(value, CONTAINERS) or self.is_same(value):
+        if self._shallow is None or self.is_same(value):
             return
         value.clear()
         if isinstance(value, dict | set):

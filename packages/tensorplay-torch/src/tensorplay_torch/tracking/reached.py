@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import sys
 import types
 import weakref
@@ -152,6 +153,11 @@ class _Search:
         pending = ["forward"]
         while pending:
             method = getattr(kind, pending.pop(), None)
+            if isinstance(method, property):
+                method = method.fget
+            if callable(method):
+                # torch.no_grad() and the like wrap what they decorate.
+                method = inspect.unwrap(method)
             for name in names_in(method) - names:
                 names.add(name)
                 pending.append(name)
@@ -160,6 +166,13 @@ class _Search:
                 self._kept.append(method)
                 list(self._function(method, DEPTH))
         reference = weakref.ref(module)
+        for attribute in sorted(names - vars(module).keys() - OF_MODULES):
+            value = inspect.getattr_static(kind, attribute, None)
+            if value is not None and is_constant(value) and not callable(value):
+                # Of the class, until the module gets its own.
+                read = functools.partial(_looked_up, reference, attribute)
+                name = f"{path}.{attribute}" if path else attribute
+                self.bindings.append(Binding(name, read, value))
         for attribute, value in list(vars(module).items()):
             if attribute in names and attribute not in OF_MODULES and not is_constant(value):
                 name = f"{path}.{attribute}" if path else attribute
@@ -305,6 +318,10 @@ def _put(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _looked_up(reference: weakref.ref[nn.Module], name: str) -> Any:
+    return getattr(reference(), name, None)
 
 
 def _attribute(reference: weakref.ref[nn.Module], name: str) -> Any:

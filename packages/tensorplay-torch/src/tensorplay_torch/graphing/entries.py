@@ -1,0 +1,251 @@
+"""The things that a watch looks at: tensors, modules, and values that code finds by name."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensorplay_torch.tracking.fixed import is_constant, same
+from tensorplay_torch.tracking.held import CONTAINERS, Held
+from tensorplay_torch.tracking.reached import Binding, Reached, names_in
+
+from .eligibility import HOOKS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "BindingEntry",
+    "ModuleEntry",
+    "Several",
+    "TensorEntry",
+    "binding_entries",
+    "constants_of",
+    "tensor_entries",
+]
+
+KINDS = ("parameter", "buffer")
+TOGETHER = 4
+"""How many values that code finds by name are looked at together."""
+SHORT = 8
+"""Of longer lists and dicts only the length is looked at."""
+
+
+class TensorEntry:
+    """A tensor that ``container.get(key)`` must still find, unmoved."""
+
+    __slots__ = ("container", "key", "name", "pointer", "requires", "seen", "value")
+
+    def __init__(self, container: Any, key: Any, value: torch.Tensor, name: str) -> None:
+        self.container, self.key, self.value, self.name = container, key, value, name
+        self.pointer, self.requires = value.data_ptr(), value.requires_grad
+        self.seen = f"{value.dtype} on {value.device}"
+
+    @property
+    def changed(self) -> bool:
+        """True if it is not as it was."""
+        value = self.value
+        return (
+            self.container.get(self.key) is not value
+            or value.data_ptr() != self.pointer
+            or value.requires_grad is not self.requires
+        )
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        now = self.container.get(self.key)
+        if now is not self.value:
+            yield f"{self.name} was replaced by another tensor"
+        elif now.requires_grad is not self.requires:
+            yield f"{self.name}.requires_grad is {now.requires_grad}, was {self.requires}"
+        elif now.data_ptr() != self.pointer:
+            kind = f"{now.dtype} on {now.device}"
+            was = f" ({kind}, was {self.seen})" if kind != self.seen else ""
+            yield f"{self.name} moved to other memory{was}"
+
+
+class BindingEntry:
+    """A value that a function's code finds by name."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._name, self._read, self._value = binding
+        self._held = Held(binding.value, long=SHORT)
+        # What is in a list may change though the list stays.
+        self._fixed = not isinstance(binding.value, CONTAINERS)
+
+    @property
+    def changed(self) -> bool:
+        """True if it is not as it was."""
+        now = self._read()
+        if now is self._value and self._fixed:
+            return False
+        return not self._held.is_same(now, growing=True)
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        now = self._read()
+        for where in self._held.changes(now, growing=True):
+            if where:
+                yield f"{self._name}{where} is another"
+            else:
+                yield f"{self._name} is {_said(now)}, was {_said(self._value)}"
+
+
+class Several:
+    """Entries that are looked at together."""
+
+    def __init__(self, entries: Iterable[BindingEntry]) -> None:
+        self._entries = list(entries)
+
+    @property
+    def changed(self) -> bool:
+        """True if one is not as it was."""
+        return any(entry.changed for entry in self._entries)
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        for entry in self._entries:
+            yield from entry.changes()
+
+
+class ModuleEntry:
+    """A module: its mode, hooks and parts, and the constants among its attributes.
+
+    Args:
+        path: What errors call it.
+        module: Held weakly.
+        mode: Its mode matters; that of an outermost module is looked at by every call.
+        hooks: It must have no hooks.
+    """
+
+    def __init__(self, path: str, module: nn.Module, *, mode: bool, hooks: bool) -> None:
+        self._prefix = f"{path}." if path else ""
+        self._path = path
+        self._module = weakref.ref(module)
+        self._hooks = [getattr(module, attribute) for attribute in HOOKS] if hooks else []
+        self._kind = type(module)
+        self._parts = list(module._modules.values())
+        containers = [vars(module)[f"_{kind}s"] for kind in KINDS]
+        self._count = sum(map(len, containers))
+        self._absent = [(one, name) for one in containers for name in one if one[name] is None]
+        self._given = {
+            kind: {name for name, value in vars(module)[f"_{kind}s"].items() if value is not None}
+            for kind in KINDS
+        }
+        self._constants = constants_of(module)
+        if mode:
+            self._constants["training"] = module.training
+
+    @property
+    def changed(self) -> bool:
+        """True if anything is not as it was."""
+        module = self._module()
+        if module is None or any(self._hooks) or type(module) is not self._kind:
+            return True
+        attributes = vars(module)
+        if len(attributes["_parameters"]) + len(attributes["_buffers"]) != self._count:
+            return any(True for _ in self.changes())
+        for container, name in self._absent:
+            if container.get(name) is not None:
+                return True
+        for name, value in self._constants.items():
+            if attributes.get(name) is not value:
+                return any(True for _ in self.changes())
+        return list(attributes["_modules"].values()) != self._parts
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        module = self._module()
+        if module is None:
+            yield f"module {self._path!r} is gone"
+            return
+        attributes = vars(module)
+        for name, value in self._constants.items():
+            now = attributes.get(name)
+            if now is not value and not same(value, now):
+                yield f"{self._prefix}{name} is {_said(now)}, was {_said(value)}"
+        if list(module._modules.values()) != self._parts:
+            yield f"the parts of module {self._path!r} are others"
+        if any(self._hooks):
+            yield f"module {self._path!r} has hooks, which no replay runs"
+        if type(module) is not self._kind:
+            kind = type(module).__name__
+            yield f"module {self._path!r} is a {kind}, was a {self._kind.__name__}"
+        yield from self._others(attributes)
+
+    def _others(self, attributes: dict[str, Any]) -> Iterator[str]:
+        """Parameters and buffers that were not there."""
+        for kind in KINDS:
+            given = self._given[kind]
+            for name, value in attributes[f"_{kind}s"].items():
+                if value is not None and name not in given:
+                    yield f"{kind} {self._prefix + name!r} was None or not there"
+
+
+def tensor_entries(reached: Reached, kind: str, word: str) -> Iterator[TensorEntry]:
+    """Entries of the modules' tensors that ``kind`` holds, which errors call ``word``."""
+    for path, module in reached.modules.items():
+        container = vars(module)[kind]
+        for key, tensor in container.items():
+            if tensor is not None:
+                name = f"{path}.{key}" if path else key
+                yield TensorEntry(container, key, tensor, f"{word} {name!r}")
+
+
+def constants_of(owner: object, method: str = "forward") -> dict[str, Any]:
+    """The constants and tensors among an object's attributes that its code mentions, by name.
+
+    Args:
+        owner: A module, say.
+        method: The method that runs first; those that it calls are looked into as well.
+    """
+    names = _names_read(type(owner), method)
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if name in names and name != "training" and _is_plain(value)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return is_constant(value) or isinstance(value, torch.Tensor)
+
+
+def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several]:
+    """Entries of the bindings: containers by themselves, which take longer, others in fours."""
+    several: list[Binding] = []
+    for binding in bindings:
+        if isinstance(binding.value, CONTAINERS):
+            yield Several([BindingEntry(binding)])
+        else:
+            several.append(binding)
+    for first in range(0, len(several), TOGETHER):
+        yield Several(map(BindingEntry, several[first : first + TOGETHER]))
+
+
+def _names_read(kind: type, method: str) -> set[str]:
+    """The names that the code of a method knows, and of the methods and properties that it uses."""
+    names: set[str] = set()
+    pending = [method]
+    while pending:
+        code = getattr(kind, pending.pop(), None)
+        if isinstance(code, property):
+            code = code.fget
+        # torch.no_grad() and the like wrap what they decorate.
+        code = inspect.unwrap(code) if callable(code) else code
+        for name in names_in(code) - names:
+            names.add(name)
+            pending.append(name)
+    return names
+
+
+def _said(value: object) -> str:
+    if _is_plain(value) and not callable(value) and not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"another {type(value).__name__}"
