@@ -15,6 +15,7 @@ from tensorplay_core.signature import named
 from tensorplay_torch.resources.devices import resolve_device
 
 from .features import Features
+from .optimizers import begins_by_rate, damped_keys
 from .recipe import Recipe
 
 __all__ = ["checked_recipe", "device_of"]
@@ -120,6 +121,7 @@ def checked_recipe(
         skip_nonfinite=bool(skip_nonfinite),
         ema=ema,
         ema_decay=float(ema_decay),
+        taken=_counter(optimizer, device) if scaler is not None or skip_nonfinite else None,
     )
     return Recipe(
         module=module,
@@ -149,6 +151,14 @@ def _check_average(ema: Any, module: nn.Module) -> None:
             "ema is no copy of the module: names or shapes differ, or memory is shared",
             "Pass copy.deepcopy(module).",
         )
+
+
+def _counter(optimizer: Optimizer, device: torch.device) -> torch.Tensor | None:
+    """Counts updates, if the first one, which may be skipped, is unlike the others."""
+    if not damped_keys(optimizer) and not begins_by_rate(optimizer):
+        return None
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def _parameters(optimizer: Optimizer) -> Any:

@@ -95,6 +95,8 @@ class Batch:
             SignatureMismatch: It is built otherwise, or a constant differs.
         """
         if self._plain:
+            if _is_nested(inputs) or _is_nested(targets):
+                raise self.mismatch(inputs, targets)
             return inputs, targets
         leaves: list[Any] = []
         if not (self._inputs.take(inputs, leaves) and self._targets.take(targets, leaves)):
@@ -103,6 +105,8 @@ class Batch:
             given = leaves[place]
             if given is not constant and not same(constant, given):
                 raise self.mismatch(inputs, targets)
+        if any(_is_nested(leaves[place]) for place in self._places):
+            raise self.mismatch(inputs, targets)
         if self._pick is None:
             return (leaves[self._places[0]],)
         picked: tuple[Any, ...] = self._pick(leaves)
@@ -134,11 +138,18 @@ class Batch:
             if path not in given:
                 continue
             now = given[path]
-            if isinstance(was, torch.Tensor):
+            if _is_nested(now):
+                yield f"{path}: captured plain dense memory, got a nested tensor"
+            elif isinstance(was, torch.Tensor):
                 yield from compare(was, now, path)
             elif not same(was, now):
                 said = repr(now) if is_constant(now) else f"a {type(now).__name__}"
                 yield f"{path}: captured {was!r}, got {said}"
+
+
+def _is_nested(value: Any) -> bool:
+    # To look at its sizes, as a fast comparison does, ends the process.
+    return getattr(value, "is_nested", False) is True
 
 
 def _owned(tensor: torch.Tensor, path: str, device: torch.device) -> torch.Tensor:
@@ -155,12 +166,15 @@ def _owned(tensor: torch.Tensor, path: str, device: torch.device) -> torch.Tenso
             "Pass tensor.detach(); to differentiate by it, call requires_grad_() on a copy inside "
             "the module.",
         )
-    made = like(tensor) if tensor.layout is torch.strided else tensor
+    plain = tensor.layout is torch.strided and not tensor.is_nested
+    made = like(tensor) if plain else tensor
     if made is tensor or (met := compare(made, tensor, path)):
+        layout = "nested" if tensor.is_nested else tensor.layout
         raise _unfit(
             path,
-            f"it is not plain dense memory ({tensor.layout if made is tensor else met[0]})",
-            "Pass tensor.contiguous() (of a sparse tensor, to_dense()), here and at each call.",
+            f"it is not plain dense memory ({layout if made is tensor else met[0]})",
+            "Pass tensor.contiguous() (of a sparse tensor, to_dense(); of a nested one, "
+            "to_padded_tensor(0.0)), here and at each call.",
         )
     with torch.no_grad():
         made.copy_(tensor)

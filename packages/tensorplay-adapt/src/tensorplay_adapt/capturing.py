@@ -145,6 +145,8 @@ class Session:
                         number += 1
                         for static, value in zip(batch.tensors, example, strict=True):
                             static.copy_(value)
+                        # In the caller's autocast casts would last beyond the step.
+                        torch.clear_autocast_cache()
                         self.first_use.begin()
                         updating = partial(self._updating, settings_of(recipe.optimizer))
                         loss = recipe.run(

@@ -33,6 +33,7 @@ class Features:
         ema: A module whose parameters follow those of the trained one, and whose buffers are copied
             from it.
         ema_decay: How much of them stays at each step.
+        taken: 0-d; counts the updates that were not left out, where somebody has to know.
     """
 
     microbatches: int = 1
@@ -41,6 +42,7 @@ class Features:
     skip_nonfinite: bool = False
     ema: nn.Module | None = None
     ema_decay: float = 0.999
+    taken: torch.Tensor | None = None
 
     def split(self, inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         """The microbatches of a batch.
@@ -99,16 +101,25 @@ class Features:
     def update(self, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> None:
         """Takes ``step``, an update of ``optimizer``, if it is to be taken."""
         scaler = self.scaler
+
+        def counted() -> None:
+            step()
+            if self.taken is not None:
+                self.taken.add_(1)
+
         if scaler is not None:
+            overflow = _overflow(scaler, optimizer)
             if _skips_by_itself(optimizer):
                 # Its kernel skips by itself, and counts no step then.
-                with _announced(optimizer, _overflow(scaler, optimizer)):
+                with _announced(optimizer, overflow):
                     step()
+                if self.taken is not None:
+                    self.taken.add_((overflow == 0).reshape(()))
             else:
-                cond(_overflow(scaler, optimizer) == 0, step, _nothing)
+                cond(overflow == 0, counted, _nothing)
             scaler.update()
         elif self.skip_nonfinite:
-            cond(_all_finite(optimizer), step, _nothing)
+            cond(_all_finite(optimizer), counted, _nothing)
         else:
             step()
 

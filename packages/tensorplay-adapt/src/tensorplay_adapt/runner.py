@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from tensorplay_core.errors import CaptureError, GraphStateError, SignatureMismatch, StaleGraph
+from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
 from tensorplay_torch.graphing.lanes import Lane
 
 from .admission import subject_of
 from .batch import Batch
+from .birth import Birth, undamped
 from .capturing import Captured, capture_step
 from .dependencies import Dependencies
 from .distributed import close_before_groups
@@ -73,6 +74,7 @@ class Runner:
         self.transformed: Any = None
         self.captures = 0
         self.fresh = False
+        self._birth: Birth | None = None
         self.publish: Callable[[], Callable[[], object] | None] = lambda: None
         self._loop: UntilLoop | None = None
         self._episodes: Episodes | None = None
@@ -101,15 +103,16 @@ class Runner:
         batch = Batch(inputs, targets).owned(recipe.device)
         captured = capture_step(recipe, batch, warmup_steps=self._warmup_steps, pool=self._pool)
         try:
-            damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if captured.born else {}
-            if damped and captured.hyperparameters.frozen.intersection(damped):
-                raise CaptureError(
-                    doing="capturing",
-                    subject=subject_of(recipe),
-                    met="the first step of SGD with dampening takes the gradient whole, and the "
-                    "dampening in this graph cannot be changed after it",
-                    remedy="Take one step eagerly before the capture.",
-                )
+            birth = (
+                Birth(recipe.optimizer, captured.born)
+                if captured.born
+                else Birth.of(recipe.optimizer)
+            )
+            damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if birth else {}
+            if captured.hyperparameters.frozen.intersection(damped):
+                raise undamped(subject_of(recipe))
+            if captured.born and recipe.features.taken is not None:
+                recipe.features.taken.zero_()
             before = self.captured
             self._bind(batch, captured.graph, captured.outcome, captured.hyperparameters)
         except BaseException:
@@ -117,7 +120,7 @@ class Runner:
             raise
         if before is not None:
             before.graph.close()
-        self.captured, self.fresh = captured, bool(captured.born)
+        self.captured, self._birth, self.fresh = captured, birth, birth is not None
         self.captures += 1
         close_before_groups(self, captured.graph)
         # Learning rate schedules warn if they step first; of the steps to come they see none.
@@ -155,7 +158,7 @@ class Runner:
             SignatureMismatch: The batch is not like the one captured; nothing was changed.
             StaleGraph: What the step depends on is not what it was; nothing was changed.
         """
-        if not (self._unchanged() and self._followed()):
+        if self.fresh or not (self._unchanged() and self._followed()):
             self._catch_up(inputs, targets)
         lane = self.lane
         try:
@@ -174,19 +177,31 @@ class Runner:
         loss: torch.Tensor = results[0]
         return loss
 
-    def _first_taken(self) -> None:
+    def _first_taken(self, *, elsewhere: bool = False) -> None:
+        taken, birth = self.recipe.features.taken, self._birth
+        if birth is not None:
+            if taken is not None and not elsewhere and not taken.item():
+                birth.note()  # It was skipped: the first step is still to come.
+                return
+            birth.end()
         self.fresh = False
         if self._groups.overridden:
             self._groups.override({})
 
     def _catch_up(self, inputs: Any, targets: Any) -> None:
         """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
+        if self.fresh:
+            if self._birth is None or self._birth.over:
+                self._first_taken(elsewhere=True)
+            elif self._unchanged() and self._followed():
+                return
         stale = tuple(self._dependencies.differences())
         if not stale and self._groups.follow():
             self._dependencies.watching.note()
-            if self.fresh and self.captured is not None:
+            if self.fresh and self._birth is not None:
                 # Some state begins as the learning rate of the first step.
-                create_state(self.recipe.optimizer, self.captured.born)
+                create_state(self.recipe.optimizer, self._birth.entries)
+                self._birth.note()
             return
         if self._recaptures:
             self.capture(inputs, targets)
@@ -230,7 +245,7 @@ class Runner:
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""
         with self.lock:
-            if not (self._unchanged() and self._followed()):
+            if self.fresh or not (self._unchanged() and self._followed()):
                 self._catch_up(inputs, targets)
             if self.fresh and self._groups.overridden:
                 self._refuse(
@@ -315,6 +330,10 @@ class Runner:
     def _set_fresh(self, fresh: bool) -> None:
         if fresh is not self.fresh:
             self.fresh = fresh
+            if self._birth is not None:
+                self._birth.note() if fresh else self._birth.end()
+            if fresh and self.recipe.features.taken is not None:
+                self.recipe.features.taken.zero_()
             damped = damped_keys(self.recipe.optimizer) if fresh else ()
             self._groups.override(dict.fromkeys(damped, 0.0))
 
