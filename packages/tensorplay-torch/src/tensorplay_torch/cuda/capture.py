@@ -13,7 +13,6 @@ import torch
 from tensorplay_core.errors import CaptureError, CaptureInvalidated
 from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
 from tensorplay_core.runtime import Runtime
-from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.resources.bases import Bases, cuda_driver
 from tensorplay_torch.resources.devices import index_of
 from tensorplay_torch.resources.generators import Generators, checked
@@ -25,6 +24,7 @@ from tensorplay_torch.tracking.surroundings import Entered
 from .broken import WAITING, broken
 from .foreign import ForeignWork
 from .graph import Captured, CudaTemplate, torch_failure
+from .settling import forget_workspaces, settle
 from .unwind import drop, end_quietly, ended
 from .watch import Watch
 
@@ -165,7 +165,7 @@ class CudaCapture(OpenCapture):
             try:
                 end_quietly(self._graph)
             finally:
-                _forget_workspaces()
+                forget_workspaces()
 
     def _discard(self, error: BaseException | None, *, broken: bool) -> None:
         inner, poisoned = self.adopted, False
@@ -247,13 +247,13 @@ def _begin_torch(
     entered: Entered,
 ) -> CudaCapture:
     device = pool.device
-    _settle(device)
+    settle(device)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     generators = Generators(device, registered)
     generators.register_with(graph)
     pool.tied |= bool(registered)
     watch = Watch(device, options, generators)
-    _forget_workspaces()
+    forget_workspaces()
     try:
         graph.capture_begin(_handle(pool), mode)
     except RuntimeError as error:
@@ -286,35 +286,6 @@ def _begin_torch(
         raise
     options.begun.append(capture)
     return capture
-
-
-def _forget_workspaces() -> None:
-    """Lets libraries take their work space anew: in a capture from its pool, after it from outside.
-
-    torch keeps cuBLAS's by stream, and frees it when any graph of that stream is reset, or when
-    torch.compile asks for it. Work space of eager code would then be reused under a graph that was
-    captured over it, and eager code on the stream would scribble over that of the graph.
-    """
-    if (clear := PRIVATE["clear_workspaces"].value) is not None:
-        clear()
-
-
-def _settle(device: torch.device) -> None:
-    """Waits for the device, which is the current one, and frees what no capture could have freed.
-
-    Freeing takes longer than the rest of ``begin``, and so does allocating again afterwards: it is
-    done where memory may be wanted, on a device less than half of which is free.
-    """
-    try:
-        (PRIVATE["synchronize"].value or torch.cuda.synchronize)()
-        free, total = torch.cuda.mem_get_info(device)
-        if 2 * free > total:
-            return
-        torch.cuda.empty_cache()
-        if (empty_host_cache := PRIVATE["host_empty_cache"].value) is not None:
-            empty_host_cache()
-    except RuntimeError as error:
-        raise torch_failure("cudaDeviceSynchronize", str(device), error) from error
 
 
 def _handle(pool: TorchPool) -> Any:
