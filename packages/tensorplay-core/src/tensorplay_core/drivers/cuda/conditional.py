@@ -68,7 +68,10 @@ class Conditionals(Graphs):
         return bodies
 
     def _refuse_strays(self, body: Body, parent: CudaCapture, when: str) -> None:
-        if _numbers(self._whole(parent).frontier) != body.frontier:
+        info = self._whole(parent)
+        if _numbers(info.frontier) == body.frontier:
+            return
+        if unwinding.without_marks(self, info.graph, info.frontier) != set(body.frontier):
             raise ConditionalError(
                 doing="capturing",
                 subject=repr(body),

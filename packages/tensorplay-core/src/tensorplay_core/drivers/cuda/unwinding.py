@@ -42,6 +42,21 @@ def loose_ends(work: Work, graph: Any, frontier: tuple[Any, ...]) -> list[Any]:
     ]
 
 
+def without_marks(work: Work, graph: Any, frontier: tuple[Any, ...]) -> set[int]:
+    """The frontier as it would be without the empty nodes that allocators put at its end."""
+    before: dict[int, list[Any]] = {}
+    for node, following in work.cu.edges(graph):
+        before.setdefault(int(following), []).append(node)
+    found, nodes = set[int](), list(frontier)
+    while nodes:
+        node = nodes.pop()
+        if topology.kind_of(work, node) == "empty":
+            nodes += before.get(int(node), [])
+        else:
+            found.add(int(node))
+    return found
+
+
 def unwind(work: Work, root: CudaCapture, note: Callable[[str], None]) -> None:
     """Ends the open bodies and, unless somebody else is to do it, the capture; discards the graph.
 
