@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
@@ -290,6 +291,26 @@ def test_one_tensor_may_stand_for_several_inputs(device):
     (found,) = torch.autograd.grad(result.sum(), z)
     (wanted,) = torch.autograd.grad(work(z, z).sum(), z)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.usefixtures("exact")
+def test_one_tensor_in_several_places_stays_one(device):
+    """Attention takes other ways where query, key and value are one tensor."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).to(device)
+    eager = copy.deepcopy(attention)
+    x = rand(device, 4, 33, 64, requires_grad=True)
+    graphed = tp.make_graphed_callables(attention, (x, x, x))
+    y = x.detach().clone().requires_grad_()
+    for _ in range(2):
+        graphed(x, x, value=x)[0].square().sum().backward()
+        eager(y, y, value=y)[0].square().sum().backward()
+    assert torch.equal(x.grad, y.grad)
+    for ours, theirs in zip(graphed.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    with pytest.raises(tp.SignatureMismatch) as caught:
+        graphed(x, x, y)
+    assert differences(caught) == ("args[2]: captured as the same tensor as args[0], got another",)
 
 
 def test_results_may_be_inputs_of_the_next_call(device):

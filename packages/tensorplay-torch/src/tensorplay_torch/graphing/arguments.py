@@ -27,7 +27,7 @@ class Arguments:
         subject: What errors call it.
 
     Attributes:
-        tensors: The inputs; once the graph has buffers of its own for them, those.
+        tensors: The inputs, each once; once the graph has buffers of its own for them, those.
         requires: Which of them require grad.
         paths: What errors call each input: ``"args[1]['mask']"``.
         plain: The inputs are the positional arguments, and there is nothing else.
@@ -51,7 +51,17 @@ class Arguments:
         self._kwargs = structure_of(dict(kwargs), leaves)
         self._count, self._names = len(args), tuple(kwargs)
         paths = [*self._args.paths("args"), *self._kwargs.paths("kwargs")]
-        self._places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        # One tensor in several places stays one: code may ask (``query is key``), and then does
+        # other work.
+        self._places: list[int] = []
+        self._repeats: list[tuple[int, int]] = []
+        first: dict[int, int] = {}
+        for n, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                if first.setdefault(id(leaf), n) == n:
+                    self._places.append(n)
+                else:
+                    self._repeats.append((n, first[id(leaf)]))
         self._constants = [
             (n, leaf) for n, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
         ]
@@ -60,7 +70,9 @@ class Arguments:
         self.paths = [paths[n] for n in self._places]
         self._all_paths = paths
         self._pick: Callable[[list[Any]], tuple[Any, ...]] = _picker(self._places)
-        self.plain = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
+        self.plain = (
+            not kwargs and not self._repeats and all(isinstance(one, torch.Tensor) for one in args)
+        )
         self._refuse_changeable()
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -78,6 +90,9 @@ class Arguments:
             given = leaves[place]
             if given is not constant and not same(constant, given):
                 raise self.mismatch(args, kwargs)
+        for place, first in self._repeats:
+            if leaves[place] is not leaves[first]:
+                raise self.mismatch(args, kwargs)
         return self._pick(leaves)
 
     def call_with(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -87,6 +102,8 @@ class Arguments:
             leaves[place] = constant
         for place, tensor in zip(self._places, inputs, strict=True):
             leaves[place] = tensor
+        for place, first in self._repeats:
+            leaves[place] = leaves[first]
         rest = iter(leaves)
         return self._args.build(rest), self._kwargs.build(rest)
 
@@ -96,6 +113,7 @@ class Arguments:
         """What a callable did to the containers that ``call_with(inputs)`` made, by path."""
         wanted: dict[int, Any] = dict(self._constants)
         wanted.update(zip(self._places, inputs, strict=True))
+        wanted.update((place, wanted[first]) for place, first in self._repeats)
         found = [*self._args.differences(args, "args"), *self._kwargs.differences(kwargs, "kwargs")]
         leaves: list[Any] = []
         if not found and self._args.take(args, leaves) and self._kwargs.take(kwargs, leaves):
@@ -124,10 +142,18 @@ class Arguments:
         wanted = dict(zip(self.paths, requires, strict=False))
         buffers = dict(zip(self.paths, self.tensors, strict=True))
         constants = {self._all_paths[place]: constant for place, constant in self._constants}
+        same_as = {self._all_paths[place]: self._all_paths[first] for place, first in self._repeats}
         for path in self._all_paths:
             if path not in given:
                 continue
             value = given[path]
+            if path in same_as:
+                first = same_as[path]
+                unlike = compare(buffers[first], value, path)
+                if not unlike and value is not given.get(first):
+                    unlike = [f"{path}: captured as the same tensor as {first}, got another"]
+                found += unlike
+                continue
             if path in constants:
                 if not same(constants[path], value):
                     found.append(f"{path}: captured {constants[path]!r}, got {_said(value)}")
