@@ -11,6 +11,8 @@ import tensorplay_torch as tp
 from tensorplay_torch.cpu.isolation import isolated
 from tensorplay_torch.cpu.recorder import Recorder
 
+from . import cuda_seam
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
@@ -27,6 +29,13 @@ def exact():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch):
+    """The torch driver on stand-ins for torch's CUDA graphs and for core's CUDA driver."""
+    with cuda_seam.played(monkeypatch) as world:
+        yield world
 
 
 @pytest.fixture
