@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn, optim
@@ -180,6 +182,43 @@ def test_names_that_a_loss_reads(device, kind):
         weight = held.weight = 2.0
     with pytest.raises(StaleGraph, match=r"loss_function: .*weight is"):
         step(x, y)
+
+
+class Settings:
+    """Holds a number."""
+
+    def __init__(self):
+        self.weight = 1.0
+
+
+class Configured(nn.Module):
+    """Reads what lists, dicts and objects of its own hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.first, self.rows = nn.Linear(8, 4), {"scale": 1.0}, [1.0, 2.0]
+        self.other = Settings()
+
+    def forward(self, x):
+        return self.linear(x) * self.first["scale"] * self.rows[0] * self.other.weight
+
+
+CONTENTS = {
+    "first['scale']": lambda module: module.first.update(scale=2.0),
+    "rows[0]": lambda module: module.rows.__setitem__(0, 2.0),
+    "other.weight": lambda module: setattr(module.other, "weight", 2.0),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_what_lists_dicts_and_objects_hold_is_looked_at_in_turn(twins, name):
+    pair = twins(sgd, model=Configured)
+    pair.run(6)
+    CONTENTS[name](pair.ours.model)
+    assert any(name in line for line in pair.step.stale)
+    with pytest.raises(StaleGraph, match=re.escape(name)):
+        for _ in range(6):
+            pair.step(*pair.batch())
 
 
 def test_the_default_dtype(twins):

@@ -2,14 +2,17 @@
 
 A replay runs no Python. So it would not see that a module evaluates, that a number which a forward
 reads (a rate of dropout, an eps) is another one, that somebody registered a hook, or that a name
-which the loss reads is bound to something else. All of it is looked at in each call, by loops that
-run in C. Hooks cost one comparison: torch counts those that it ever registered.
+which the loss reads is bound to something else. It is looked at in each call, by loops that run in
+C; lists, dicts and objects that code finds by name are looked at in turn, some a call. Hooks cost
+one comparison: torch counts those that it ever registered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from operator import call, is_, itemgetter
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from torch.optim import optimizer as of_optimizers
 from torch.utils.hooks import RemovableHandle
 
 from tensorplay_torch.graphing.eligibility import HOOKS
+from tensorplay_torch.graphing.entries import binding_entries
 from tensorplay_torch.graphing.watch import constants_of
 from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.reached import Reached
@@ -77,15 +81,20 @@ class Watching:
         if not type(recipe.optimizer).__module__.startswith("torch."):
             self._owners["optimizer"] = recipe.optimizer
             self._constants["optimizer"] = constants_of(recipe.optimizer, "step")
-        self._bindings = [
-            (f"{kind}: {one.name}", one)
+        found = [
+            one._replace(name=f"{kind}: {one.name}")
             for kind, function in (
+                ("module", recipe.module),
                 ("loss_function", recipe.loss_function),
                 ("gradient_transform", recipe.gradient_transform),
             )
-            if function is not None and not isinstance(function, nn.Module)
+            if function is not None
             for one in Reached(function).bindings
+            if not isinstance(one.value, ModuleType)
         ]
+        # Numbers and tensors cost little to compare; lists, dicts and objects take turns.
+        self._bindings = [one for one in found if _is_simple(one.value)]
+        self._turns = list(binding_entries([one for one in found if not _is_simple(one.value)]))
         self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
         self._dtype = torch.get_default_dtype()
         self._hooks = dict(self._hooked())
@@ -108,10 +117,11 @@ class Watching:
             for names, pairs in alike.items()
         ]
         lengths = list(map(len, dicts))
-        reads = [one.read for _, one in self._bindings]
+        reads = [one.read for one in self._bindings]
         bound = list(map(call, reads))
         # What is removed is not counted as what is registered is.
         present = [(hooks, len(hooks)) for _, hooks in self._all_hooks() if hooks]
+        turn = cycle(self._turns).__next__ if self._turns else None
         dtype, default_dtype = self._dtype, torch.get_default_dtype
         handles, registered = RemovableHandle, RemovableHandle.next_id
 
@@ -127,6 +137,7 @@ class Watching:
             return (
                 list(map(len, dicts)) == lengths
                 and (not reads or all(map(is_, map(call, reads), bound)))
+                and (turn is None or not turn().changed)
                 and (not present or all(len(hooks) == size for hooks, size in present))
             )
 
@@ -143,10 +154,12 @@ class Watching:
         for path, names in self._shadows.items():
             for name in names & vars(self._owners[path]).keys():
                 yield f"{path}.{name} is set, and hides that of its class"
-        for name, binding in self._bindings:
-            now = binding.read()
-            if now is not binding.value and not same(binding.value, now):
-                yield f"{name} is {_changed(binding.value, now)}"
+        for name, read, value in self._bindings:
+            now = read()
+            if now is not value and not same(value, now):
+                yield f"{name} is {_changed(value, now)}"
+        for entry in self._turns:
+            yield from entry.changes()
         now = dict(self._hooked())
         for key, (said, hook) in now.items():
             if key not in self._hooks:
@@ -197,6 +210,10 @@ def _changed(was: object, now: object) -> str:
     if _printable(was) and _printable(now):
         return f"{now!r:.60}, was {was!r:.60}"
     return "gone" if now is ABSENT else f"another {type(now).__name__}"
+
+
+def _is_simple(value: object) -> bool:
+    return isinstance(value, torch.Tensor) or (is_constant(value) and not callable(value))
 
 
 def _printable(value: object) -> bool:
