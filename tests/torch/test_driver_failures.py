@@ -299,3 +299,17 @@ def test_other_threads_capture_and_work_meanwhile(world):
     for one in threads:
         one.join()
     assert not failed
+
+
+def test_a_refusal_that_is_swallowed_ends_the_capture(device):
+    x, made = torch.ones(3, device=device), tp.CUDAGraph(device=device)
+    with pytest.raises(tp.CaptureInvalidated, match="did not leave the block"), tp.graph(made):
+        try:
+            scale = x[0].item()
+        except tp.OperationRefused:
+            scale = 5.0
+        x * scale
+    with tp.graph(made):
+        y = x * 2
+    made.replay()
+    assert y.tolist() == [2.0] * 3

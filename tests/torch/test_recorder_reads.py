@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import io
 import pickle
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
+from tensorplay_core.errors import CaptureInvalidated
 
 
 def here() -> str:
@@ -156,3 +159,45 @@ def test_host_reads_in_a_backward_pass_are_seen(record):
     hooked.register_hook(lambda grad: grad.tolist())
     assert refusal(record, lambda: (hooked * 2).sum().backward()).operation == "Tensor.tolist"
     assert hooked.grad is None
+
+
+def swallowing(t):
+    try:
+        scale = t[0, 0].item()
+    except Exception:
+        scale = 1.0
+    return t * scale
+
+
+def swallowing_an_operation(t):
+    with contextlib.suppress(Exception):
+        t = t * t.nonzero().sum()
+    return t * 2
+
+
+def looking(t):
+    return (t * 2, hasattr(t, "numpy"), getattr(t, "__cuda_array_interface__", None))[0]
+
+
+@pytest.mark.parametrize("function", [swallowing, swallowing_an_operation])
+def test_a_refusal_that_is_swallowed_ends_the_capture_all_the_same(record, function):
+    """Eager code would take the other path; and on a GPU the capture would be broken."""
+    with pytest.raises(CaptureInvalidated, match="did not leave the block") as broken:
+        record(function, x())
+    assert isinstance(broken.value.__cause__, OperationRefused)
+    assert f"{__file__}:" in str(broken.value)
+    record(looking, x()).replay()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_refusal_inside_torchscript_is_one_outside():
+    @torch.jit.script
+    def scripted(t: torch.Tensor):
+        return t + float(t[0, 0])
+
+    t, made = x(), tp.CUDAGraph(device="cpu")
+    scripted(t)
+    with pytest.raises(OperationRefused, match="value on the host") as refused, tp.graph(made):
+        scripted(t)
+    assert refused.value.where.startswith(f"{__file__}:")
+    assert "TorchScript" in str(refused.value.__cause__)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tensorplay_core.errors import CaptureError, StaleGraph
+from tensorplay_core.errors import CaptureError, StaleGraph, TensorplayError
 from tensorplay_core.protocols import (
     Capture,
     CaptureMode,
@@ -84,7 +84,7 @@ class CpuCapture:
 
         Raises:
             UnjoinedWork: A forked stream was not joined.
-            CaptureInvalidated: An illegal call broke it.
+            CaptureInvalidated: An illegal call broke it, or one was refused and went on.
             OperationRefused: Optimizer state was born in it, or random state was set by hand.
         """
         try:
@@ -111,6 +111,11 @@ class CpuCapture:
         except Exception as met:
             if error is not None:
                 error.add_note(f"ending the recording met {type(met).__name__}: {met}")
+
+    def explained(self, error: BaseException | None) -> TensorplayError | None:
+        """The refusal that the interpreter of TorchScript turned into ``error``; or None."""
+        interpreted = isinstance(error, RuntimeError) and "TorchScript interpreter" in str(error)
+        return self.recorder.refusal if interpreted else None
 
     def _leave(self, error: BaseException | None) -> None:
         try:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 
+from tensorplay_core.errors import OperationRefused
 from tensorplay_torch.tracking.culprit import frames
 from tensorplay_torch.tracking.modes import FUNCTION
 from tensorplay_torch.tracking.refusals import Reason, refused
@@ -65,12 +66,16 @@ class HostReads(TorchFunctionMode):
 
     Args:
         rebinding: Is told of each tensor whose ``.grad`` is about to be bound to something else.
+
+    Attributes:
+        refusal: The first call that was refused.
     """
 
     def __init__(self, rebinding: Callable[[Tensor], None]) -> None:
         super().__init__()
         self._rebinding = rebinding
         self.depth: int | None = None
+        self.refusal: OperationRefused | None = None
 
     def __torch_function__(
         self,
@@ -80,7 +85,11 @@ class HostReads(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
-        self.admit(func, args, keywords)
+        try:
+            self.admit(func, args, keywords)
+        except OperationRefused as error:
+            self.refusal = self.refusal or error
+            raise
         if func in BINDINGS:
             self._rebinding(args[0])
         beneath = DIFFERENTIATE.get(func)

@@ -25,7 +25,7 @@ from .metadata import layout_of
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Work", "minds_grad_mode", "work_of"]
+__all__ = ["Work", "minds_grad_mode", "node_kind", "work_of"]
 
 Work = Callable[[], object]
 
@@ -39,6 +39,7 @@ FILLS = {
     "aten.scalar_tensor": 0,
 }
 """Which argument is the number."""
+MEMSETS = frozenset({"aten.fill_.Scalar", "aten.full", "aten.ones", "aten.zero_", "aten.zeros"})
 _NAMES = """
 _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data acos add addcdiv addcmul
 addmm all amax amin any argmax argmin asin atan atan2 avg_pool2d avg_pool2d_backward baddbmm
@@ -105,6 +106,13 @@ def minds_grad_mode(operation: Operation) -> bool:
         or operation.listed
         or name in {"copy_", "fill_", "relu", "zero_"}
     )
+
+
+def node_kind(name: str) -> str:
+    """What pictures call the node of an operation of that name."""
+    if name in COPIES or name == "aten.copy_":
+        return "memcpy"
+    return "memset" if name in MEMSETS else "kernel"
 
 
 def _copying(func: OpOverload, call: Work, results: Any) -> Work:

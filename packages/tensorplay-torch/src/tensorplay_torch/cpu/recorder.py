@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch._ops import OpOverload
 
-from tensorplay_core.errors import GraphStateError
+from tensorplay_core.errors import GraphStateError, TensorplayError
 from tensorplay_core.protocols import CaptureOptions, WorkQueue
 from tensorplay_core.unwinding import through
 from tensorplay_torch.resources.arena import Arena, Scope
@@ -34,7 +34,7 @@ from tensorplay_torch.tracking.culprit import compiled, where
 from tensorplay_torch.tracking.dispatch import CaptureDispatch
 from tensorplay_torch.tracking.operands import Operands
 from tensorplay_torch.tracking.operations import Kind, Operation, describe, tensors_in
-from tensorplay_torch.tracking.refusals import Reason, refused
+from tensorplay_torch.tracking.refusals import Reason, refused, swallowed
 from tensorplay_torch.tracking.state import Bindings
 
 from .admission import Admission
@@ -42,14 +42,12 @@ from .constants import Constants
 from .functions import HostReads
 from .isolation import alias_of, under_settings, without_grad
 from .metadata import NOT_PLAIN, Layout, NoMetaKernel, results_of, settings
-from .program import Work, minds_grad_mode, work_of
+from .program import Work, minds_grad_mode, node_kind, work_of
 from .random import Randomness
 
 __all__ = ["Recorder"]
 
 CPU = torch.device("cpu")
-COPIES = frozenset({"aten._to_copy", "aten.clone", "aten.copy_"})
-FILLS = frozenset({"aten.fill_.Scalar", "aten.full", "aten.ones", "aten.zero_", "aten.zeros"})
 
 
 class Recorder:
@@ -117,6 +115,7 @@ class Recorder:
         Raises:
             GraphStateError: Another thread began it.
             CaptureError: Modes were not nested with the capture.
+            CaptureInvalidated: An operation was refused, and the error swallowed.
             OperationRefused: Optimizer state was born in it, or random state was set by hand.
         """
         if not self._thread:
@@ -131,6 +130,8 @@ class Recorder:
         try:
             through(self._leave)
             if error is None:
+                if self.refusal is not None:
+                    raise swallowed(self.refusal) from self.refusal
                 self._random.check()
                 self._bindings.check()
         except BaseException:
@@ -183,6 +184,11 @@ class Recorder:
         return self._alias(tensor).item  # type: ignore[return-value]
 
     @property
+    def refusal(self) -> TensorplayError | None:
+        """The first error that an operation or a call met."""
+        return self._functions.refusal or self._dispatch.refusal
+
+    @property
     def default_dtype(self) -> torch.dtype:
         """The default dtype of torch when the capture began."""
         found: torch.dtype = self._settings[-1]
@@ -200,13 +206,9 @@ class Recorder:
         self._random.drew = True
 
     def _leave(self) -> None:
-        try:
-            self._bindings.stop()
-        finally:
-            try:
-                self._dispatch.stop()
-            finally:
-                self._functions.stop()
+        with ExitStack() as stack:
+            for one in (self._functions, self._dispatch, self._bindings):
+                stack.callback(one.stop)
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(func, OpOverload):
@@ -305,7 +307,7 @@ class Recorder:
             work = without_grad(work)
         if (now := settings()) != self._settings:
             work = under_settings(work, now)
-        self._submit(work, operation.name, _node_kind(operation.name))
+        self._submit(work, operation.name, node_kind(operation.name))
 
     def _submit(self, work: Work, name: str, kind: str = "kernel") -> None:
         self._queue.submit(work, name=name, kind=kind, attributes={"where": where()})
@@ -341,9 +343,3 @@ def _flat(layouts: Any) -> Iterator[Layout]:
     elif isinstance(layouts, list):
         for one in layouts:
             yield from _flat(one)
-
-
-def _node_kind(name: str) -> str:
-    if name in COPIES:
-        return "memcpy"
-    return "memset" if name in FILLS else "kernel"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from tensorplay_core.errors import StaleGraph
+from tensorplay_core.errors import StaleGraph, TensorplayError
 from tensorplay_core.protocols import CaptureOptions
 from tensorplay_torch.resources.generators import Generators, draws
 from tensorplay_torch.tracking.annotated import BackwardScopes
@@ -23,7 +23,7 @@ from tensorplay_torch.tracking.dispatch import CaptureDispatch, Listener
 from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import DeviceListener
 from tensorplay_torch.tracking.operations import describe, tensors_in
-from tensorplay_torch.tracking.refusals import Reason, refused
+from tensorplay_torch.tracking.refusals import Reason, refused, swallowed
 from tensorplay_torch.tracking.state import Bindings
 
 from .broken import of_operation
@@ -60,6 +60,7 @@ class Watch:
         self._foreign: ForeignWork | None = None
         self._scopes = None if options.timeline is None else BackwardScopes(options.timeline)
         self._started: list[CaptureDispatch] = []
+        self._refusal: TensorplayError | None = None
 
     @property
     def drew(self) -> bool | None:
@@ -92,7 +93,7 @@ class Watch:
         """
         self._bindings.stop()
         while self._started:
-            self._started.pop().stop()
+            self._ended(self._started.pop())
         # Every operation was looked at, so no generator was missed.
         self._generators.complete |= self._listener is not None
 
@@ -137,8 +138,11 @@ class Watch:
         """The capture is good, if nothing in it escaped the graph.
 
         Raises:
+            CaptureInvalidated: An operation was refused, and the error swallowed.
             OperationRefused: Optimizer state was created or replaced in it.
         """
+        if self._refusal is not None:
+            raise swallowed(self._refusal) from self._refusal
         self._bindings.check()
         self._bindings.forget()
         if self._listener is not None:
@@ -175,7 +179,7 @@ class Watch:
             self._random.bodies -= 1
             if alone is not None and alone in self._started:
                 self._started.remove(alone)
-                alone.stop()
+                self._ended(alone)
 
     def last_seen(self) -> str:
         """The operation that ran last, as a clause for an error."""
@@ -193,6 +197,10 @@ class Watch:
                 remedy="Keep the inputs alive, or capture without check_input_liveness, which "
                 "makes the graph keep them.",
             )
+
+    def _ended(self, dispatch: CaptureDispatch) -> None:
+        self._refusal = self._refusal or dispatch.refusal
+        dispatch.stop()
 
     def _on(self, dispatch: CaptureDispatch) -> None:
         dispatch.start()

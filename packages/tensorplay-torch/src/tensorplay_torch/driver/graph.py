@@ -72,6 +72,8 @@ class Graphs(Pools):
     ) -> BaseException | None:
         """Discards it, bodies first, and gives back what it took of torch."""
         capture.abort(error)
+        if isinstance(capture, CpuCapture):
+            return capture.explained(error)
         return of_block(error)
 
     @hookimpl

@@ -55,6 +55,7 @@ class CaptureDispatch(TorchDispatchMode):
 
     Attributes:
         thread: The thread that captures, once started.
+        refusal: The first error of this package's that an operation met.
     """
 
     supports_higher_order_operators = True
@@ -72,6 +73,7 @@ class CaptureDispatch(TorchDispatchMode):
         self._plain = required("disable_torch_function", "capturing")
         self.depth: int | None = None
         self.thread = 0
+        self.refusal: TensorplayError | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -97,7 +99,8 @@ class CaptureDispatch(TorchDispatchMode):
                 for after in self._after:
                     after(func, args, keywords, result)
             return result
-        except TensorplayError:
+        except TensorplayError as error:
+            self.refusal = self.refusal or error
             raise
         except Exception as error:
             blame(error, func, self.thread)

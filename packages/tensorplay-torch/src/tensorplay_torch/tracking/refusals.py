@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from tensorplay_core.errors import OperationRefused
+from tensorplay_core.errors import CaptureInvalidated, OperationRefused, TensorplayError
 
 from .culprit import frames, name_of, where
 
-__all__ = ["Reason", "refused", "scheduled"]
+__all__ = ["Reason", "refused", "scheduled", "swallowed"]
 
 
 class Reason(Enum):
@@ -164,6 +164,20 @@ def refused(
         met=met or reason.value[0],
         remedy=remedy or reason.value[1],
         where=where(thread),
+    )
+
+
+def swallowed(refusal: TensorplayError) -> CaptureInvalidated:
+    """What ends a capture in which ``refusal`` was raised and did not get out of the block.
+
+    A GPU's capture would be broken too; and what ran instead is not what eager code would run.
+    """
+    return CaptureInvalidated(
+        doing="ending a capture after",
+        subject="an operation that was refused",
+        met=f"its error did not leave the block: {refusal.args[0] if refusal.args else refusal}",
+        remedy="Take what caught it (a bare except, a log of a tensor) out of the block, or the "
+        "operation.",
     )
 
 
