@@ -32,6 +32,19 @@ def exact():
 
 
 @pytest.fixture
+def clean():
+    """The test leaves the GPU usable: eager work and random numbers go on."""
+    torch.cuda.synchronize()
+    before = torch.cuda.current_stream()
+    yield
+    assert torch.cuda.current_stream() == before
+    assert not torch.cuda.is_current_stream_capturing()
+    torch.nn.functional.dropout(torch.ones(8, device="cuda"))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch):
     """The torch driver on stand-ins for torch's CUDA graphs and for core's CUDA driver."""
     with cuda_seam.played(monkeypatch) as world:
