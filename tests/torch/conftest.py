@@ -23,6 +23,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def x(device: str) -> torch.Tensor:
+    """Six numbers from -1 to 1, on each device."""
+    return torch.linspace(-1, 1, 6, device=device)
+
+
+@pytest.fixture
 def exact():
     """torch's deterministic algorithms: equal work gives equal bits."""
     before = torch.are_deterministic_algorithms_enabled()
