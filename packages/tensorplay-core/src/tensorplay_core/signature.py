@@ -45,11 +45,14 @@ def facts(array: Any) -> ArrayFacts:
     """The facts of one array.
 
     Raises:
-        AttributeError: It has no ``shape``.
+        AttributeError: It has no ``shape``, or none of numbers (as nested and symbolic tensors).
     """
-    shape = tuple(int(extent) for extent in array.shape)
-    stride = getattr(array, "stride", None)
-    strides = stride() if callable(stride) else getattr(array, "strides", None)
+    try:
+        shape = tuple(int(extent) for extent in array.shape)
+        stride = getattr(array, "stride", None)
+        strides = stride() if callable(stride) else getattr(array, "strides", None)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise AttributeError(f"a {type(array).__name__} without a shape of numbers") from error
     if strides is not None:
         strides = tuple(
             int(step) for step, extent in zip(strides, shape, strict=True) if extent > 1

@@ -16,7 +16,7 @@ from .cpu.capture import CpuExecutable
 from .cuda.graph import CudaExecutable
 from .resources.arrays import extent, overlap, unlike_memory
 from .resources.bases import Bases, cuda_driver
-from .resources.signatures import compile_check, differences, guard_of
+from .resources.signatures import compile_check, differences, guard_of, plain
 from .resources.streams import as_torch_stream
 
 __all__ = ["plan"]
@@ -109,7 +109,7 @@ class _Plan:
 
         A kind is inputs under autocast, in inference mode, parameters, and the like.
         """
-        if len(inputs) == len(self._static):
+        if len(inputs) == len(self._static) and plain(inputs):
             for guard in self._learned:
                 if guard(*inputs):
                     return True
@@ -217,6 +217,7 @@ class _CudaPlan(_Plan):
             # torch's allocator reuses memory in the order of the stream it was allocated on.
             hold=False,
             guard=guard,
+            plain=plain,
         )
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from tensorplay_torch._private import PRIVATE
 
-__all__ = ["compare", "compile_check", "differences", "guard_of"]
+__all__ = ["compare", "compile_check", "differences", "guard_of", "plain"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 Check = Callable[[Sequence[Any]], bool]
+_nested = attrgetter("is_nested")
 
 
 def compile_check(static: Sequence[torch.Tensor]) -> Check:
@@ -27,17 +29,26 @@ def compile_check(static: Sequence[torch.Tensor]) -> Check:
     count = len(static)
 
     def run(inputs: Sequence[Any]) -> bool:
-        return len(inputs) == count and check(*inputs)
+        return len(inputs) == count and plain(inputs) and check(*inputs)
 
     # For those who count the inputs themselves, and to whom a frame matters.
     run.guard = check  # type: ignore[attr-defined]
     return run
 
 
+def plain(inputs: Sequence[Any]) -> bool:
+    """True for tensors none of which is nested: torch's guards end the process at one of those."""
+    try:
+        return not any(map(_nested, inputs))
+    except AttributeError:
+        return False
+
+
 def guard_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     """A check of torch's own for tensors like these, in modes like the present ones, if it has one.
 
-    It is called with the tensors, as many as these, and says no to whatever differs in anything.
+    It is called with the tensors, as many as these, and says no to whatever differs in anything. It
+    is to be called with ``plain`` tensors only.
     """
     guards = PRIVATE["tensor_guards"].value
     # Views with the conjugate or negative bit set carry it outside of what the guards compare.

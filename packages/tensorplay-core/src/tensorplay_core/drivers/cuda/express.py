@@ -21,13 +21,17 @@ _REMEMBERED = 4096
 Plan = Callable[..., tuple[Any, ...]]
 
 
-def express(staged: StagedLaunch, guard: Callable[..., bool]) -> Plan:
+def express(
+    staged: StagedLaunch, guard: Callable[..., bool], plain: Callable[[Sequence[Any]], bool]
+) -> Plan:
     """``plan(inputs, *, stream=None) -> results``.
 
     Args:
         staged: The long way.
         guard: True if inputs, given as its arguments, are like the static ones; it may say no to
             some that are.
+        plain: Asked first, of inputs at addresses that no inputs had before: False if they may not
+            be given to ``guard``.
     """
     executable, order, turn, hot = staged.executable, staged.order, staged.turn, staged.hot
     pointer, allocate, apart = staged.pointer, staged.allocate, staged.apart
@@ -45,14 +49,19 @@ def express(staged: StagedLaunch, guard: Callable[..., bool]) -> Plan:
     rail = launcher.rail() if isinstance(launcher, Embedded) else None
 
     def plan(inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
-        if stream is not None or rail is None or len(inputs) != count or not guard(*inputs):
+        if stream is not None or rail is None or len(inputs) != count:
             return staged(inputs, stream=stream)
-        sources = tuple(map(pointer, inputs))
+        try:
+            sources = tuple(map(pointer, inputs))
+        except (AttributeError, TypeError, RuntimeError):  # They are no arrays, or have no memory.
+            return staged(inputs, stream=stream)
         packed = known.get(sources)
         if packed is None:
-            if not apart(sources):
+            if not (plain(inputs) and guard(*inputs) and apart(sources)):
                 return staged(inputs, stream=stream)
             packed = remembered(sources)
+        elif not guard(*inputs):
+            return staged(inputs, stream=stream)
         made: tuple[Any, ...] = ()
         tail = b""
         if results:

@@ -215,6 +215,7 @@ def staged(
     using: Callable[[Any], AbstractContextManager[Any]],
     hold: bool = True,
     guard: Callable[..., bool] | None = None,
+    plain: Callable[[Sequence[Any]], bool] = bool,
 ) -> StagePlan:
     """A plan of staged launches.
 
@@ -230,6 +231,7 @@ def staged(
         hold: Keep inputs alive until their copies are done. An allocator that orders reuse by the
             launching stream needs no more than the call itself.
         guard: A cheaper check, which gets the inputs as its arguments.
+        plain: False if inputs may not be given to ``guard``; asked of those at new addresses.
 
     Returns:
         The plan. For buffers that a copy of bytes cannot fill (with gaps, or overlapping one
@@ -249,7 +251,7 @@ def staged(
         using=using,
         hold=hold,
     )
-    return express(plan, guard) if guard is not None and not hold else plan
+    return express(plan, guard, plain) if guard is not None and not hold else plan
 
 
 def _entry(array: Any) -> Entry:
