@@ -68,7 +68,7 @@ class HostReads(TorchFunctionMode):
         rebinding: Is told of each tensor whose ``.grad`` is about to be bound to something else.
 
     Attributes:
-        refusal: The first call that was refused.
+        refusal: The first call that was refused, but for those that torch makes to find out.
     """
 
     def __init__(self, rebinding: Callable[[Tensor], None]) -> None:
@@ -88,7 +88,9 @@ class HostReads(TorchFunctionMode):
         try:
             self.admit(func, args, keywords)
         except OperationRefused as error:
-            self.refusal = self.refusal or error
+            # torch's own parser asks tensors in lists whether they are indices, and takes a no.
+            if func is not Tensor.__index__:
+                self.refusal = self.refusal or error
             raise
         if func in BINDINGS:
             self._rebinding(args[0])
