@@ -21,6 +21,10 @@ class Scaled(nn.Module):
         super().__init__()
         self.factor, self.shape, self.plain = 2.0, (16,), torch.ones(16)
 
+    def _apply(self, fn, recurse=True):
+        self.plain = fn(self.plain)
+        return super()._apply(fn, recurse)
+
     @property
     def twice(self):
         return 2 * self.factor

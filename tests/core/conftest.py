@@ -67,6 +67,7 @@ class Cuda:
         self.device: Any = self.runtime.resolve_device(None)
         self.bench: Any = find_workbench("cuda")(self.runtime, self.device)
         self.facade = Facade(self.bench)
+        self.total: Any = self.bench.buffer([0.0])
 
     def native(self, name: str, *arguments: Any) -> Any:
         """One unchecked native call: its result alone."""

@@ -37,10 +37,10 @@ def test_any_number_of_inputs_of_any_size_is_staged(
     with cuda.facade.capture(made):
         for one, other in zip(static, kept, strict=True):
             cuda.driver.copy(other, one)
-        cuda.bench.less_(flag, cuda.bench_total, 1.0)
+        cuda.bench.less_(flag, cuda.total, 1.0)
         if conditional:
             with made.if_then(flag):
-                cuda.bench.add_(cuda.bench_total, 0.0)
+                cuda.bench.add_(cuda.total, 0.0)
     plan = made.stage(static, kept)
     expected, results = [], []
     for step in range(3):
@@ -73,7 +73,7 @@ def test_sources_that_are_not_aligned_are_staged(cuda: Any) -> None:
         static = Part(0, size)
         holder = cuda.driver.empty(size, "|u1")
         static.__cuda_array_interface__["data"] = (holder.pointer, False)
-        made = cuda.facade.record(lambda: cuda.bench.add_(cuda.bench_total, 0.0))
+        made = cuda.facade.record(lambda: cuda.bench.add_(cuda.total, 0.0))
         plan = made.stage([static])
         plan([Part(start, size)])
         assert bytes_of(cuda, holder) == content[start : start + size]
@@ -118,7 +118,7 @@ def test_inputs_may_be_dropped_and_their_memory_reused_at_once(cuda: Any) -> Non
 def test_inputs_that_alias_each_others_buffers_are_exchanged(cuda: Any) -> None:
     bench = cuda.bench
     a, b, c = (bench.buffer([value, -value]) for value in (1.0, 2.0, 3.0))
-    made = cuda.facade.record(lambda: bench.add_(cuda.bench_total, 0.0))
+    made = cuda.facade.record(lambda: bench.add_(cuda.total, 0.0))
     plan = made.stage([a, b, c])
     plan([b, c, a])
     assert [bench.read(one)[0] for one in (a, b, c)] == [2.0, 3.0, 1.0]
@@ -196,7 +196,7 @@ def test_more_than_two_gigabytes_are_staged_to_the_last_byte(cuda: Any) -> None:
         pytest.skip("the device has no 4 GiB free")
     cuda.driver.memset(x, 0)
     cuda.driver.memset(source, 7)
-    made = cuda.facade.record(lambda: cuda.bench.add_(cuda.bench_total, 0.0))
+    made = cuda.facade.record(lambda: cuda.bench.add_(cuda.total, 0.0))
     plan = made.stage([x])
     plan([source])
     cuda.bench.synchronize()

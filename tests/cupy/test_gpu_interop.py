@@ -112,7 +112,12 @@ def test_numba_kernels_are_captured_and_their_arrays_are_kept():
         scale[16, 256, stream](cuda.as_cuda_array(x, sync=False), cuda.as_cuda_array(y, sync=False))
 
     with cp.cuda.Stream(non_blocking=True) as stream:
-        launch(x)
+        try:
+            launch(x)
+        except AttributeError as error:
+            if "numpy" not in str(error):
+                raise
+            pytest.skip(f"numba.cuda cannot compile with this NumPy: {error}")
         stream.synchronize()
     with tp.graph(tp.CUDAGraph(), capture_error_mode="relaxed") as g:
         launch(x)

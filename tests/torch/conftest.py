@@ -94,15 +94,29 @@ class Twins:
         self.inputs = (args, kwargs), theirs
         return result, expected
 
-    def step(self, *args: Any, **kwargs: Any) -> None:
+    def step(self, *args: Any, exact: bool = True, **kwargs: Any) -> None:
         """Calls both and runs both backwards on the same gradients."""
         result, expected = self.call(*args, **kwargs)
         loss(result).backward()
         loss(expected).backward()
-        self.check()
+        self.check(exact=exact)
 
-    def check(self) -> None:
-        """Gradients of inputs and parameters are equal, and so are parameters and buffers."""
+    def check(self, *, exact: bool = True) -> None:
+        """Gradients of inputs and parameters are equal, and so are parameters and buffers.
+
+        Args:
+            exact: Of gradients every bit is equal. On CUDA those are not for a gradient that comes
+                with other strides than its output has: cuBLAS sums in another order.
+        """
+        if not exact:
+            for name, parameter in self.eager.named_parameters():
+                ours = self.graphed.get_parameter(name)
+                torch.testing.assert_close(ours.grad, parameter.grad, rtol=1e-5, atol=1e-5)
+                ours.grad.copy_(parameter.grad)
+            for mine, other in zip(*map(_tensors, self.inputs), strict=True):
+                if mine.is_leaf and mine.grad is not None:
+                    torch.testing.assert_close(other.grad, mine.grad, rtol=1e-5, atol=1e-5)
+                    other.grad.copy_(mine.grad)
         eager, graphed = dict(self.eager.named_parameters()), dict(self.graphed.named_parameters())
         assert eager.keys() == graphed.keys()
         for name, parameter in eager.items():

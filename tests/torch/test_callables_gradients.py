@@ -92,7 +92,7 @@ def test_gradients_of_expanded_and_other_strides(device, twins):
         result, expected = pair.call(leaf(device))
         reduce(result).backward()
         reduce(expected).backward()
-        pair.check()
+        pair.check(exact=device == "cpu")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm as parametrized_spectr
 from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_norm
 
 import tensorplay_torch as tp
+from tensorplay_torch.graphing import candidate, entries
 
 
 def rand(device, *shape, **options):
@@ -262,3 +263,15 @@ def test_a_graphed_module_in_a_capture_is_part_of_it(device):
         x.copy_(rand(device, 6, 4))
         g.replay()
         assert torch.equal(y, nn.functional.linear(x, module.weight, module.bias))
+
+
+def test_the_mode_of_a_compiled_module_is_that_of_the_one_it_wraps():
+    inner = nn.Linear(2, 2)
+    compiled = torch.compile(inner)
+    assert candidate._with_mode(compiled) is vars(inner)
+    assert candidate._with_mode(inner) is vars(inner)
+    entry = entries.ModuleEntry("", compiled, mode=True, hooks=False)
+    assert not entry.changed
+    compiled.eval()
+    assert not entry.changed
+    assert entries.ModuleEntry("", inner, mode=True, hooks=False).changed is False

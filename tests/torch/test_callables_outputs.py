@@ -77,8 +77,9 @@ SHAPES = {
 def test_any_result_comes_back_as_from_eager(device, twins, shape, outputs):
     """B9: torch's version makes everything require grad, and fails on None and numbers."""
     pair = twins(Module(shape).to(device), rand(device, 3, 4, requires_grad=True), outputs=outputs)
+    exact = device == "cpu" or shape is not SHAPES["transposed"]
     for _ in range(3):
-        pair.step(rand(device, 3, 4, requires_grad=True))
+        pair.step(rand(device, 3, 4, requires_grad=True), exact=exact)
     with torch.no_grad():
         pair.call(rand(device, 3, 4))
     assert pair.counts.eager == 0

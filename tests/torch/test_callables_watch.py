@@ -37,9 +37,14 @@ class Layer(nn.Module):
         self.table = {"a": {"b": torch.ones(4)}}
         self.config = SimpleNamespace(scale=1.0, unused=1.0)
 
+    def _apply(self, fn, recurse=True):
+        self.mask, self.masks = fn(self.mask), list(map(fn, self.masks))
+        self.table = {"a": {"b": fn(self.table["a"]["b"])}}
+        return super()._apply(fn, recurse)
+
     def forward(self, x):
         y = self.inner(x) + self.offset
-        y = y * self.mask.to(x) * self.masks[1].to(x) * self.table["a"]["b"].to(x)
+        y = y * self.mask * self.masks[1] * self.table["a"]["b"]
         return y * self.config.scale * self.factor * SCALE * LIMITS["low"]
 
 

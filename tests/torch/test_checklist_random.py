@@ -92,7 +92,7 @@ DRAWS = {
 }
 
 
-WAITING_ON_CUDA = frozenset({"multinomial", "randperm"})
+WAITING_ON_CUDA = frozenset({"multinomial", "normal", "randperm"})
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -128,6 +128,10 @@ def test_a_recurrent_layers_dropout_follows_eager(device):
     with torch.no_grad():
         if device == "cuda":
             aside(lambda: layer(x))
+            # Of the state that cuDNN draws its masks from, torch reads a part on the host.
+            with pytest.raises((tp.OperationRefused, tp.CaptureInvalidated)):
+                captured(lambda: layer(x)[0], device)
+            return
         seed(5)
         expected = [layer(x)[0] for _ in range(3)]
         seed(5)

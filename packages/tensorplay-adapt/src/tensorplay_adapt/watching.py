@@ -75,7 +75,10 @@ class Watching:
             path or "the module": one for path, one in modules.items()
         }
         self._constants = {
+            # A compiled module has the mode of the one that it wraps.
             path: {"training": one.training, **constants_of(one)}
+            if "training" in vars(one)
+            else constants_of(one)
             for path, one in zip(self._owners, modules.values(), strict=True)
         }
         if not type(recipe.optimizer).__module__.startswith("torch."):

@@ -145,7 +145,7 @@ class Candidate:
         """Attributes of the outermost modules that a function runs, and the mode of each."""
         if self.is_module:
             return []
-        return [(vars(root), root.training) for root in self.reached.roots.values()]
+        return [(_with_mode(root), root.training) for root in self.reached.roots.values()]
 
     def buffers(self, *, bare: bool = False) -> list[torch.Tensor]:
         """Input buffers like the sample's tensors, with their values.
@@ -287,3 +287,10 @@ def _called(function: Callable[..., Any]) -> str:
         return f"module {type(function).__name__}"
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"function {name.rpartition('<locals>.')[2]}"
+
+
+def _with_mode(module: nn.Module) -> dict[str, Any]:
+    """The attributes that hold its mode: of a compiled module those of the one that it wraps."""
+    attributes = vars(module)
+    wrapped = module._modules.get("_orig_mod")
+    return attributes if "training" in attributes or wrapped is None else _with_mode(wrapped)

@@ -137,7 +137,8 @@ class ModuleEntry:
             for kind in KINDS
         }
         self._constants = constants_of(module)
-        if mode:
+        # A compiled module has the mode of the one that it wraps, which has an entry of its own.
+        if mode and "training" in vars(module):
             self._constants["training"] = module.training
 
     @property

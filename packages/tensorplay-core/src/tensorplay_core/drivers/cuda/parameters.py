@@ -27,9 +27,9 @@ class LaunchParameters:
 
     Attributes:
         data: Its parameters, one after the other, each filled up to a multiple of eight bytes: so
-            numbers inside them stay aligned.
+            numbers inside them stay aligned. If the launch packed them, as it packed them.
         name: The kernel's name.
-        readable: False if the launch packed its parameters, so that ``data`` shows none of them.
+        readable: False if it takes parameters that ``data`` does not show.
     """
 
     def __init__(self, work: Work, node: Any) -> None:
@@ -40,10 +40,13 @@ class LaunchParameters:
         else:
             sizes = layout(work, "cuKernelGetParamInfo", native.kern)
         self.name = topology.kernel_name(work, native)
-        # Without kernelParams the launch packed them: which bytes are whose cannot be told.
         self._sizes = [size for _, size in sizes] if native.kernelParams else []
-        self.data = _read(int(native.kernelParams), self._sizes) if self._sizes else b""
-        self.readable = bool(self._sizes) or not sizes
+        self._packed = not native.kernelParams and bool(native.extra)
+        if self._packed:
+            self.data = topology.packed(int(native.extra))
+        else:
+            self.data = _read(int(native.kernelParams), self._sizes) if self._sizes else b""
+        self.readable = bool(self.data) or not sizes
 
     def write(self, executable: CudaExecutable, data: bytes) -> None:
         """Launches from now on take these parameters; those under way keep theirs.
@@ -56,7 +59,7 @@ class LaunchParameters:
             data: As many bytes as were captured.
 
         Raises:
-            ArgumentError: They are not as many.
+            ArgumentError: They are not as many, or the launch packed them.
             GraphStateError: The executable is closed.
             DriverCallFailed: The driver does not change this node in place.
         """
@@ -66,6 +69,13 @@ class LaunchParameters:
                 subject=self.name,
                 met=f"they are {len(self.data)} bytes, got {len(data)}",
                 remedy="Change bytes of what was captured; their number is the kernel's.",
+            )
+        if self._packed:
+            raise ArgumentError(
+                doing="rewriting the parameters of",
+                subject=self.name,
+                met="the launch packed them, and the driver keeps no place for others",
+                remedy="Capture again.",
             )
         values = ctypes.create_string_buffer(data, max(len(data), 1))
         start = ctypes.addressof(values)

@@ -25,6 +25,7 @@ __all__ = [
     "kind_of",
     "kernel_name",
     "node_words",
+    "packed",
     "read",
     "tells_ids",
 ]
@@ -238,11 +239,12 @@ def _kernel_words(work: Work, parameters: Any) -> Iterator[int]:
             if address:
                 yield from _words(address, size)
     elif parameters.extra:
-        yield from _packed_words(int(parameters.extra))
+        arguments = packed(int(parameters.extra))
+        yield from memoryview(arguments[: len(arguments) // 8 * 8]).cast("Q")
 
 
-def _packed_words(extra: int) -> Iterator[int]:
-    """Of a launch that packs its arguments: pairs of a key and a pointer, up to a zero key."""
+def packed(extra: int) -> bytes:
+    """The arguments of a launch that packs them: pairs of a key and a pointer, up to a zero key."""
     pair, buffer, size = extra, 0, 0
     while True:
         key, value = (ctypes.c_uint64 * 2).from_address(pair)
@@ -253,8 +255,7 @@ def _packed_words(extra: int) -> Iterator[int]:
         else:
             break
         pair += 16
-    if buffer:
-        yield from _words(buffer, size)
+    return ctypes.string_at(buffer, size) if buffer else b""
 
 
 def _words(address: int, size: int) -> Iterator[int]:
