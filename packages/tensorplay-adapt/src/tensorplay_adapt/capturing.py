@@ -21,6 +21,7 @@ from tensorplay_torch.graphing.eligibility import DDP_WARMUP, is_ddp
 from tensorplay_torch.numbered import NumberedNode, numbered
 from tensorplay_torch.resources.versions import Versions
 from tensorplay_torch.tracking.fixed import same
+from tensorplay_torch.tracking.repeats import Repeats
 from tensorplay_torch.tracking.surroundings import steady_streams
 
 from .admission import admit_step, subject_of
@@ -28,7 +29,7 @@ from .batch import Batch
 from .first_use import FirstUse
 from .hyperparameters import Hyperparameters, put_values, to_capture, values_of
 from .optimizers import create_state
-from .purity import nothing_else
+from .purity import nothing_else, refuse_changing
 from .reads import Reads, refused, settings_of
 from .recipe import Around, Outcome, Recipe
 from .snapshot import Before, named_state
@@ -110,6 +111,7 @@ class Session:
     def __init__(self, recipe: Recipe, pool: SharedPool, before: Before) -> None:
         self._recipe, self._pool, self._before = recipe, pool, before
         self.first_use, self._bound = FirstUse(), list[str]()
+        self._repeats = Repeats()
 
     def warm_up(self, batch: Batch, steps: int, bodies: int = 0) -> torch.Tensor | None:
         """Takes real steps, and undoes them in memory. What they bound stays for the capture.
@@ -137,7 +139,7 @@ class Session:
                 with (
                     select(DRIVER).using_stream(stream, recipe.device),
                     steady_streams(recipe.device),
-                    self._before.watching(self.first_use),
+                    self._before.watching(self.first_use, self._repeats),
                 ):
                     number = 0
                     # What a first call made has to be seen at work.
@@ -148,6 +150,7 @@ class Session:
                         # In the caller's autocast casts would last beyond the step.
                         torch.clear_autocast_cache()
                         self.first_use.begin()
+                        self._repeats.begin()
                         updating = partial(self._updating, settings_of(recipe.optimizer))
                         loss = recipe.run(
                             batch.static_inputs, batch.static_targets, updating=updating
@@ -163,17 +166,19 @@ class Session:
     def _updating(self, before: dict[tuple[int, str], Any]) -> None:
         """Refuses a step that set entries of groups before its update."""
         self.first_use.pause()
+        self._repeats.pause()
         for key, value in settings_of(self._recipe.optimizer).items():
             if key in before and value is not before[key] and not same(before[key], value):
                 raise refused(*key)
 
     def check_first_use(self) -> None:
-        """Refuses a step whose first call does other work than later ones.
+        """Refuses a step whose first call does other work than later ones, or whose calls differ.
 
         Raises:
             OperationRefused: It is said what, and what it keeps.
         """
         self.first_use.check(self._recipe, self._bound)
+        refuse_changing(self._recipe, self._repeats)
 
     def _undo_memory(self) -> None:
         torch.clear_autocast_cache()

@@ -19,8 +19,7 @@ from tensorplay_core.errors import OperationRefused
 from tensorplay_torch.graphing.eligibility import is_ddp
 from tensorplay_torch.resources.storages import Pins, key_of
 from tensorplay_torch.tracking.culprit import name_of
-from tensorplay_torch.tracking.operations import describe, tensors_in
-from tensorplay_torch.tracking.reached import compile_contexts
+from tensorplay_torch.tracking.operations import Kind, describe, tensors_in
 
 from .admission import subject_of
 from .recipe import Recipe
@@ -69,6 +68,10 @@ class FirstUse:
             self._steps[-1].append(name)
             return
         operation = describe(func)
+        if operation.valued or operation.kind is Kind.QUERY:
+            # ``cond`` and ``while_loop`` read values outside of captures, and may decide otherwise.
+            self._listening = False
+            return
         written = list(map(_key, operation.written(args, kwargs)))
         fresh = any(one in name for one in FRESH)
         self._constant = not operation.seeded and (
@@ -100,12 +103,8 @@ class FirstUse:
             OperationRefused: It is said what, and what it keeps.
         """
         met = self.difference()
-        functions = (recipe.module, recipe.loss_function, recipe.gradient_transform)
-        modules = list(recipe.module.modules())
         # To arrange buckets, and to compile, is work of first calls.
-        if met is None or any(map(is_ddp, modules)):
-            return
-        if any(True for one in functions for _ in compile_contexts(one, modules)):
+        if met is None or any(map(is_ddp, recipe.module.modules())) or recipe.compiled:
             return
         kept = f" (its first call sets {', '.join(bound)})" if bound else ""
         raise OperationRefused(

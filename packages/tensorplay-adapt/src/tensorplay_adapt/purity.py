@@ -10,12 +10,13 @@ import torch
 from tensorplay_core.errors import OperationRefused
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.preservation import HostRandom
+from tensorplay_torch.tracking.repeats import Repeats
 
 from .admission import subject_of
 from .recipe import Recipe
 from .snapshot import OF_OPTIMIZERS
 
-__all__ = ["nothing_else"]
+__all__ = ["nothing_else", "refuse_changing"]
 
 
 @contextmanager
@@ -59,4 +60,21 @@ def nothing_else(recipe: Recipe, objects: Mapping[str, object]) -> Iterator[None
             subject=subject_of(recipe),
             met=f"it sets {', '.join(changes)} in each call, and a replay runs no Python",
             remedy="Return the value as a metric, or write a buffer in place: buffer.copy_(x).",
+        )
+
+
+def refuse_changing(recipe: Recipe, repeats: Repeats) -> None:
+    """Refuses a step that does other work in each call, on the same batch.
+
+    Raises:
+        OperationRefused: Two calls of the warm-up differ; it is said in what.
+    """
+    met = repeats.difference()
+    if met is not None and not recipe.compiled:
+        raise OperationRefused(
+            operation="work that changes from call to call",
+            subject=subject_of(recipe),
+            met=f"{met}: Python counts, draws or looks at the clock, and a replay runs no Python",
+            remedy="Keep what changes in a tensor that is written in place (buffer.add_(1)), draw "
+            f"with torch on {recipe.device}, or pass it with the batch.",
         )

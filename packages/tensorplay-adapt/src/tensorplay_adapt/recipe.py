@@ -12,6 +12,7 @@ from torch import nn
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 from tensorplay_core.signature import named
+from tensorplay_torch.tracking.reached import compile_contexts
 
 from .features import Features
 
@@ -60,6 +61,13 @@ class Recipe:
     gradient_transform: GradientTransform | None
     device: torch.device
     features: Features = field(default_factory=Features)
+
+    @property
+    def compiled(self) -> bool:
+        """True if torch.compile compiled parts of it: their first calls do other work."""
+        functions = (self.module, self.loss_function, self.gradient_transform)
+        modules = list(self.module.modules())
+        return any(True for one in functions for _ in compile_contexts(one, modules))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Every parameter that may get a gradient: the module's and the optimizer's, each once."""

@@ -11,11 +11,12 @@ from tensorplay_core.errors import OperationRefused
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import HostRandom
+from tensorplay_torch.tracking.repeats import Repeats
 
 from .candidate import Candidate
 from .substitution import StandIns
 
-__all__ = ["drawn_elsewhere", "nothing_else", "refuse_backward"]
+__all__ = ["drawn_elsewhere", "nothing_else", "refuse_backward", "refuse_changing"]
 
 
 @contextmanager
@@ -89,6 +90,24 @@ def refuse_backward(
             remedy="Return the loss and call backward() on it outside, or take gradients with "
             "torch.autograd.grad. Whole training steps are captured by graph(), or by "
             "tensorplay_adapt.",
+        )
+
+
+def refuse_changing(candidate: Candidate, repeats: Repeats) -> None:
+    """Refuses a callable that does other work in each call, for the same arguments.
+
+    Raises:
+        OperationRefused: Two calls of the warm-up differ; it is said in what.
+    """
+    met = repeats.difference()
+    if met is not None and not candidate.compiled:
+        raise OperationRefused(
+            operation="work that changes from call to call",
+            doing="graphing",
+            subject=candidate.subject,
+            met=f"{met}: Python counts, draws or looks at the clock, and a replay runs no Python",
+            remedy="Pass what changes as a tensor, keep it in one that is written in place "
+            f"(buffer.add_(1)), or draw with torch on {candidate.device}.",
         )
 
 

@@ -15,6 +15,7 @@ from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.dispatch import CaptureDispatch
 from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import Preservation
+from tensorplay_torch.tracking.repeats import Repeats
 from tensorplay_torch.tracking.state import Bindings
 from tensorplay_torch.tracking.surroundings import steady_streams
 
@@ -24,7 +25,7 @@ from .lasting import Lasting
 from .nesting import recording
 from .outputs import Outputs
 from .passes import Forward, known_objects, noted, record_forward
-from .purity import drawn_elsewhere, refuse_backward
+from .purity import drawn_elsewhere, refuse_backward, refuse_changing
 from .settings import Settings
 from .substitution import StandIns, substituted
 
@@ -61,6 +62,7 @@ class Session:
         self._several: dict[int, bool] = {}
         self._written: dict[int, list[torch.Tensor]] = {}
         self._preservation: Preservation | None = None
+        self._repeats: dict[int, Repeats] = {}
 
     def warm_up(self, stream: object) -> None:
         """Calls each callable on ``stream``, backward included, and undoes what that changed.
@@ -75,22 +77,24 @@ class Session:
         _synchronize(device)
         preservation = self._preservation = Preservation(device, buffers)
         lasting = Lasting()
-        dispatch = CaptureDispatch([preservation, lasting])
         self._outside = {}
         written: dict[int, list[torch.Tensor]] = {}
         try:
             with select(DRIVER).using_stream(stream, device), steady_streams(device):
-                dispatch.start()
-                try:
-                    for candidate in self._candidates:
-                        preservation.written.clear()
+                for candidate in self._candidates:
+                    preservation.written.clear()
+                    repeats = self._repeats[id(candidate)] = Repeats()
+                    dispatch = CaptureDispatch([preservation, lasting, repeats])
+                    dispatch.start()
+                    try:
                         with noted("warming up", candidate):
                             for _ in range(self.settings.warmup):
                                 lasting.begin(candidate)
+                                repeats.begin()
                                 self._call(candidate, preservation.is_born)
-                        written[id(candidate)] = list(preservation.written.values())
-                finally:
-                    dispatch.stop()
+                    finally:
+                        dispatch.stop()
+                    written[id(candidate)] = list(preservation.written.values())
         finally:
             torch.clear_autocast_cache()
             _synchronize(device)
@@ -119,7 +123,7 @@ class Session:
         """Captures the forward of ``candidate`` on ``inputs`` into ``pool``.
 
         Raises:
-            CaptureError: As ``record_forward``; or an unused input.
+            CaptureError: As ``record_forward``; an unused input; or warm-up calls that differ.
         """
         outside = self._outside
         made = record_forward(
@@ -132,7 +136,13 @@ class Session:
             pool=pool,
             settings=self.settings,
         )
-        self._refuse_unused(candidate, made.outputs, made.leaves, inputs)
+        try:
+            self._refuse_unused(candidate, made.outputs, made.leaves, inputs)
+            if (repeats := self._repeats.get(id(candidate))) is not None:
+                refuse_changing(candidate, repeats)
+        except BaseException:
+            made.close()
+            raise
         return made
 
     def _call(self, candidate: Candidate, is_born: Callable[[torch.Tensor], bool]) -> None:
