@@ -109,6 +109,7 @@ def record_forward(
     is_born: Callable[[torch.Tensor], bool],
     used: Mapping[int | None, str],
     written: Sequence[torch.Tensor],
+    saves: bool,
     pool: Hashable,
     settings: Settings,
 ) -> Forward:
@@ -121,6 +122,8 @@ def record_forward(
         is_born: True for a leaf that the callable makes itself.
         used: Names of memory that is not its own, by key of its storage.
         written: Of that, what it writes.
+        saves: It may save tensors for a backward. ``torch.func.grad`` and the like end a forward in
+            which that is looked at.
         pool: Id of a pool.
         settings: How.
 
@@ -141,7 +144,7 @@ def record_forward(
             device=candidate.device,
             allow_empty=True,
         ):
-            with saving.seeing() if not candidate.compiled else nullcontext():
+            with saving.seeing() if saves and not candidate.compiled else nullcontext():
                 value = candidate.run(inputs)
             outputs = Outputs(
                 value, inputs, known, device=candidate.device, subject=candidate.subject

@@ -60,6 +60,7 @@ class Session:
         # callables have several outputs with a gradient.
         self._outside: dict[int, torch.Tensor] | None = None
         self._several: dict[int, bool] = {}
+        self._saves: dict[int, bool] = {}
         self._written: dict[int, list[torch.Tensor]] = {}
         self._preservation: Preservation | None = None
         self._repeats: dict[int, Repeats] = {}
@@ -133,6 +134,7 @@ class Session:
             is_born=lambda tensor: outside is not None and id(tensor) not in outside,
             used=self._preservation.used if self._preservation is not None else {},
             written=self._written.get(id(candidate), ()),
+            saves=self._differentiate and self._saves.get(id(candidate), True),
             pool=pool,
             settings=self.settings,
         )
@@ -159,6 +161,7 @@ class Session:
         refuse_backward(candidate, self._stand_ins, candidate.arguments.tensors)
         differentiable = [outputs.computed[n] for n in outputs.differentiable]
         self._several[id(candidate)] = len(differentiable) > 1
+        self._saves[id(candidate)] = bool(differentiable)
         if not self._differentiate or not differentiable:
             return
         leaves = leaves_of(
