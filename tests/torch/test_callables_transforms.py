@@ -11,7 +11,7 @@ import tensorplay_torch as tp
 TRANSFORMS = {
     "grad": lambda x: torch.func.grad(lambda v: v.square().sum())(x),
     "jacrev": lambda x: torch.func.jacrev(torch.sin)(x[0]),
-    "hessian": lambda x: torch.func.hessian(lambda v: v.pow(3).sum())(x[0]),
+    "jacrev of grad": lambda x: torch.func.jacrev(torch.func.grad(lambda v: v.pow(3).sum()))(x[0]),
     "vmap of grad": lambda x: torch.vmap(torch.func.grad(lambda v: v.square().sum()))(x),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from types import SimpleNamespace
 
@@ -157,3 +158,45 @@ def test_the_default_dtype_is_compared(device):
     finally:
         torch.set_default_dtype(torch.float32)
     assert f(x).dtype == torch.float32
+
+
+def scaled(settings, x):
+    return x * settings["scale"]
+
+
+IN_PLACE = {
+    "an argument of a partial": lambda one: functools.partial(scaled, one),
+    "a keyword of a partial": lambda one: functools.partial(lambda x, s: x * s["scale"], s=one),
+    "a default": lambda one: lambda x, settings=one: x * settings["scale"],
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_what_stands_ready_for_arguments_is_watched(device, kind):
+    settings, x = {"scale": 1.0}, torch.rand(4, device=device)
+    graphed = tp.graphed(IN_PLACE[kind](settings))
+    assert torch.equal(graphed(x), x)
+    settings["scale"] = 2.0
+    with pytest.raises(tp.StaleGraph, match=r"\['scale'\] is another"):
+        for _ in range(200):
+            graphed(x)
+
+
+MOVES = {
+    "data": lambda tensor: setattr(tensor, "data", torch.zeros_like(tensor)),
+    "resize_": lambda tensor: tensor.resize_(4096),
+}
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_a_tensor_found_by_name_that_moved_is_noticed(device, kind):
+    weight, x = torch.ones(4, device=device), torch.rand(4, device=device)
+    graphed = tp.graphed(lambda x: x * weight[:4])
+    assert torch.equal(graphed(x), x)
+    # What would be at the old address otherwise.
+    kept = weight.detach()
+    MOVES[kind](weight)
+    with pytest.raises(tp.StaleGraph, match="weight moved to other memory"):
+        for _ in range(200):
+            graphed(x)
+    assert kept.numel()

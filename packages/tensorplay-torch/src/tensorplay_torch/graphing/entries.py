@@ -76,18 +76,22 @@ class BindingEntry:
         self._held = Held(binding.value, long=SHORT)
         # What is in a list may change though the list stays.
         self._fixed = not isinstance(binding.value, CONTAINERS)
+        # So may the memory of a tensor, by ``t.data = ...`` or ``t.resize_``.
+        self._pointer = binding.value.data_ptr() if _has_address(binding.value) else None
 
     @property
     def changed(self) -> bool:
         """True if it is not as it was."""
         now = self._read()
         if now is self._value and self._fixed:
-            return False
+            return self._pointer is not None and now.data_ptr() != self._pointer
         return not self._held.is_same(now, growing=True)
 
     def changes(self) -> Iterator[str]:
         """What is not as it was."""
         now = self._read()
+        if now is self._value and self._pointer is not None and now.data_ptr() != self._pointer:
+            yield f"{self._name} moved to other memory"
         for where in self._held.changes(now, growing=True):
             if where:
                 yield f"{self._name}{where} is another"
@@ -244,6 +248,10 @@ def _names_read(kind: type, method: str) -> set[str]:
             names.add(name)
             pending.append(name)
     return names
+
+
+def _has_address(value: object) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided  # type: ignore[attr-defined]
 
 
 def _said(value: object) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from .fixed import is_constant
-from .held import is_of_library, is_plain_object
+from .held import CONTAINERS, is_of_library, is_plain_object
 from .names import MISSING, Place
 
 __all__ = ["Binding", "Reached", "compile_contexts", "names_in"]
@@ -126,8 +126,10 @@ class _Search:
             for key, one in value.items():
                 yield from self.of(one, f"{name}[{key!r}]", depth, names)
         elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                yield from self.of(part, name, depth, names)
+            yield from self.of(value.func, name, depth, names)
+            for part in (value.args, value.keywords):
+                self._given(part, "a partial's argument")
+                yield from self.of(part, name, depth, {*names, *names_in(value.func)})
         elif isinstance(value, types.MethodType):
             yield from self.of(value.__func__, name, depth)
             yield from self._owner(value.__self__, "self", names_in(value.__func__), depth)
@@ -251,9 +253,17 @@ class _Search:
             )
         for defaults in (function.__defaults__, function.__kwdefaults__):
             found.append(("", defaults))
+            self._given(defaults, "a default")
             self.places.append(Place("a default", functools.partial(_itself, defaults), None))
         for name, value in found:
             yield from self.of(value, name, depth - 1, names)
+
+    def _given(self, values: Any, name: str) -> None:
+        """What stands ready for the arguments of a function: of that, what may change in place."""
+        pairs = values.items() if isinstance(values, dict) else enumerate(values or ())
+        for key, value in pairs:
+            if isinstance(value, (*CONTAINERS, torch.Tensor)):
+                self._bind(f"{name} [{key!r}]", {"": value}, "")
 
     def _bind(self, name: str, mapping: Mapping[str, Any], key: str) -> None:
         self.bindings.append(Binding(name, functools.partial(mapping.get, key), mapping[key]))
