@@ -1,4 +1,4 @@
-"""Steps that do other work in each call are refused; what conditionals decide is none of it."""
+"""Steps that do other work in each call, or whose tensors moved; conditionals may decide anew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 from tensorplay_adapt import CudaGraphAdaptationStep
-from tensorplay_core.errors import OperationRefused
+from tensorplay_core.errors import OperationRefused, StaleGraph
 from tensorplay_torch import while_loop
 
 mse = nn.functional.mse_loss
@@ -106,3 +106,20 @@ def test_loops_may_take_other_turns_in_each_call(device):
         optimizer.step()
         assert torch.equal(step(x, y), loss.detach())
     assert torch.equal(model.linear.weight, twin.linear.weight)
+
+
+def test_a_tensor_of_the_loss_that_moved_is_noticed(device):
+    weight, model = torch.ones(4, device=device), nn.Linear(8, 4).to(device)
+    optimizer = optim.SGD(model.parameters(), lr=0.05)
+    x, y = batch(device)
+
+    def weighted(prediction, target):
+        return ((prediction - target).square() * weight).mean()
+
+    step = CudaGraphAdaptationStep.capture(model, optimizer, x, y, weighted, device=device)
+    step(x, y)
+    weight.data = torch.zeros_like(weight)
+    assert step.stale == ("loss_function: weight moved to other memory",)
+    with pytest.raises(StaleGraph, match="weight moved to other memory"):
+        for _ in range(20):
+            step(x, y)

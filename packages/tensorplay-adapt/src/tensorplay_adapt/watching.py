@@ -97,7 +97,10 @@ class Watching:
         ]
         # Numbers and tensors cost little to compare; lists, dicts and objects take turns.
         self._bindings = [one for one in found if _is_simple(one.value)]
-        self._turns = list(binding_entries([one for one in found if not _is_simple(one.value)]))
+        # Where the memory of a tensor is takes a turn, too: ``w.data = ...`` leaves it the same.
+        moving = [one for one in self._bindings if isinstance(one.value, torch.Tensor)]
+        others = [one for one in found if not _is_simple(one.value)]
+        self._turns = list(binding_entries([*others, *moving]))
         self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
         self._dtype = torch.get_default_dtype()
         self._hooks = dict(self._hooked())
@@ -159,7 +162,8 @@ class Watching:
                 yield f"{path}.{name} is set, and hides that of its class"
         for name, read, value in self._bindings:
             now = read()
-            if now is not value and not same(value, now):
+            # Tensors are among those that take turns.
+            if not isinstance(value, torch.Tensor) and now is not value and not same(value, now):
                 yield f"{name} is {_changed(value, now)}"
         for entry in self._turns:
             yield from entry.changes()

@@ -95,6 +95,8 @@ class BindingEntry:
         for where in self._held.changes(now, growing=True):
             if where:
                 yield f"{self._name}{where} is another"
+            elif isinstance(now, torch.Tensor):
+                yield f"{self._name} is another Tensor"
             else:
                 yield f"{self._name} is {_said(now)}, was {_said(self._value)}"
 
