@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, SupportsIndex
 
 import torch
 from torch import nn
 
-from tensorplay_core.errors import ArgumentError, GraphStateError
+from tensorplay_core.errors import ArgumentError, ArgumentTypeError, GraphStateError
 from tensorplay_torch import CUDAGraph
 
 from .arguments import checked_recipe, device_of
@@ -241,6 +241,19 @@ class CudaGraphAdaptationStep:
     def captures(self) -> int:
         """How often the step was captured: more than once with ``on_change="recapture"``."""
         return self._runner.captures
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuses copies and pickles.
+
+        Raises:
+            ArgumentTypeError: Always.
+        """
+        raise ArgumentTypeError(
+            doing="copying or pickling",
+            subject="a captured step",
+            met="its graph works on the memory of the module and the optimizer that it has",
+            remedy="Copy those, or save their state_dict, and capture a step of the copies.",
+        )
 
     @property
     def stale(self) -> tuple[str, ...]:
