@@ -12,6 +12,7 @@ import torch
 
 from tensorplay_core import graph as capture
 from tensorplay_core.errors import GraphStateError
+from tensorplay_torch import staging
 from tensorplay_torch.resources import generators
 
 from .cuda_seam import UNTRACKED, Graph, captured
@@ -226,3 +227,20 @@ def test_repeated_updates_keep_the_last_and_give_back_the_rest(world):
     assert sum((+world.begun).values()) == 2
     g.close()
     assert not +world.begun
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_inputs_staged_on_another_stream_outlive_their_copies(world, monkeypatch, draws):
+    """From the first call on, which goes step by step, as later ones do if the graph draws."""
+    world.draws = draws
+    kept = []
+    monkeypatch.setattr(staging._CudaPlan, "_outlive", lambda plan, *given: kept.append(given))
+    g, x = captured(world), torch.ones(3)
+    plan, chosen, given = g.stage([x]), Stream(55), [torch.ones(3)]
+    for calls in range(1, 4 if draws else 2):
+        plan(given, stream=chosen)
+        assert kept == [(given, chosen)] * calls
+    kept.clear()
+    if draws:
+        plan(given)
+        assert not kept

@@ -195,7 +195,10 @@ class _CudaPlan(_Plan):
             if not self._dense or self._graph.draws is not False:
                 self._check(inputs)
                 with self._on(stream):
-                    return self._step_by_step(inputs, None)
+                    results = self._step_by_step(inputs, None)
+                if stream is not None:
+                    self._outlive(inputs, stream)
+                return results
             self._refuse_stale()
             self._refuse_unless_collection(inputs)
             direct = self._direct = self._make()

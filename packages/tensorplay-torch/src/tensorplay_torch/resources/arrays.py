@@ -58,6 +58,9 @@ def copy_into(destination: torch.Tensor, source: Any) -> None:
         )
     with torch.no_grad():
         destination.copy_(given)
+    if given.is_cuda and not torch.cuda.is_current_stream_capturing():
+        # Its owner may let it go before this stream has read it.
+        given.record_stream(torch.cuda.current_stream(given.device))
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
