@@ -128,14 +128,15 @@ def test_a_recurrent_layers_dropout_follows_eager(device):
     with torch.no_grad():
         if device == "cuda":
             aside(lambda: layer(x))
-            # Of the state that cuDNN draws its masks from, torch reads a part on the host.
-            with pytest.raises((tp.OperationRefused, tp.CaptureInvalidated)):
-                captured(lambda: layer(x)[0], device)
-            return
         seed(5)
         expected = [layer(x)[0] for _ in range(3)]
         seed(5)
-        made, y = captured(lambda: layer(x)[0], device)
+        try:
+            made, y = captured(lambda: layer(x)[0], device)
+        except (tp.OperationRefused, tp.CaptureInvalidated):
+            # Of the state that cuDNN draws its masks from, torch may read a part on the host.
+            assert device == "cuda"
+            return
         first = layer(x)[0]
         made.replay()
         second, third = y.clone(), layer(x)[0]

@@ -52,7 +52,7 @@ NUMBERS = frozenset(
 )
 """Hyper-parameters of torch's optimizers: an int among them is a number like any other."""
 STAND_IN = 0.0123456789
-REPEATS = 2
+REPEATS = 4
 """How often captures are repeated to tell numbers from addresses."""
 
 
@@ -184,7 +184,9 @@ class Hyperparameters:
         doubtful = set(unknown)
         ballast: list[bytearray] = []
         again: Sequence[NumberedNode] | None = None
-        for values, data in reversed(trials * REPEATS):
+        for number, (values, data) in enumerate(reversed(trials * REPEATS)):
+            if not doubtful and number and not number % len(trials):
+                break
             # What differs between two captures of the same values is an address, not a number. The
             # unused part of a kernel's parameters holds what lay on the stack: addresses of the
             # host too, which are to differ likewise.
