@@ -46,11 +46,13 @@ def test_a_compiled_function_stays_compiled_and_no_listener_is_traced():
     dispatch = CaptureDispatch([log])
     dispatch.start()
     try:
-        first = work(x)
+        # The first compilation of a process may change what torch guards on; so two calls.
+        results = [work(x), work(x)]
         made = len(graphs)
-        second = work(x)
+        results.append(work(x))
     finally:
         dispatch.stop()
-    assert first.tolist() == second.tolist() == [4.0] * 3
-    assert made == len(graphs) == 2
-    assert log.names == ["aten.add.Tensor", "aten.mul.Tensor"] * 2
+    assert [result.tolist() for result in results] == [[4.0] * 3] * 3
+    assert made == len(graphs)
+    assert all(len(graph) == 1 for graph in graphs)
+    assert log.names == ["aten.add.Tensor", "aten.mul.Tensor"] * 3
