@@ -289,4 +289,4 @@ def test_in_any_order_of_memory(record, database, layout):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_any_type(record, database, dtype):
-    assert faults(swept(record, share(database, DTYPES.index(dtype), 3), dtype)) == {}
+    assert faults(swept(record, share(database, DTYPES.index(dtype), len(DTYPES)), dtype)) == {}
