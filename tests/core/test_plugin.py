@@ -232,8 +232,7 @@ def _judge(where: pathlib.Path, driver: str, tests: tuple[str, ...]) -> str:
     # A failing property is shrunk at length; whether it fails is all that is asked here.
     (where / "quick.py").write_text(
         "from hypothesis import Phase, settings\n"
-        "settings.register_profile('quick', max_examples=30, phases=(Phase.generate,), "
-        "deadline=None)\n",
+        "settings.register_profile('quick', phases=(Phase.generate,), deadline=None)\n",
         encoding="utf-8",
     )
     suite = pathlib.Path(tensorplay_core.testing.suite.__file__).parent

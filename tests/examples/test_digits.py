@@ -25,7 +25,7 @@ def run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 def test_both_trainings_learn_and_end_with_the_same_weights(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn, whose images these are, is not installed")
-    done = run(tmp_path, "--epochs", "12")
+    done = run(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weights equal bit for bit: yes" in done.stdout
     row = re.search(r"accuracy +(\S+) +(\S+)", done.stdout)

@@ -335,7 +335,7 @@ def test_any_history_is_as_eager_s(device, model, way, history):
 
 @pytest.mark.usefixtures("exact")
 @settings(
-    max_examples=20,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(

@@ -73,7 +73,7 @@ def run(program, outside: list[torch.Tensor]) -> list[torch.Tensor]:
     return names
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(program=st.lists(steps, min_size=1, max_size=25), seed=st.integers(0, 99))
 def test_replays_do_what_the_program_does(record, program, seed):
     source = torch.Generator().manual_seed(seed)
