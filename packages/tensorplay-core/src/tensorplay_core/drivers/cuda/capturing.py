@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorplay_core.drivers.refusals import refuse_generators
 from tensorplay_core.errors import CaptureError, ConditionalError
 from tensorplay_core.protocols import CaptureMode, CaptureOptions
 
@@ -41,6 +42,7 @@ class Captures(Pools):
         options: CaptureOptions,
     ) -> CudaCapture:
         """Begins a capture, after waiting for the device, and makes its stream current."""
+        refuse_generators("cuda", options)
         handle = self.handle(stream, device)
         about = f"a capture on stream {handle:#x} of {device}"
         self._refuse_stream(handle, about)

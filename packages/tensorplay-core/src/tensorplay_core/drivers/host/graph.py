@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tensorplay_core import pictures
+from tensorplay_core.drivers.refusals import refuse_generators
 from tensorplay_core.errors import (
     ArgumentTypeError,
     CaptureError,
     GraphStateError,
     TensorplayError,
-    UnsupportedByDriver,
 )
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, Update
@@ -42,13 +42,7 @@ class Graphs(Pools):
     ) -> Capture:
         """Begins a capture; there is nothing to wait for, since work is done when submitted."""
         self.tensorplay_resolve_device(device)
-        if options.generators:
-            raise UnsupportedByDriver(
-                driver=HOST,
-                hook="random generators",
-                doing="registering generators with",
-                remedy="Advance them outside the graph, and copy what they gave into a buffer.",
-            )
+        refuse_generators(HOST, options)
         own = None if pool is None else self._own_pool(pool, "capturing into")
         if stream is None:
             stream = self.tensorplay_side_stream(HOST, own)

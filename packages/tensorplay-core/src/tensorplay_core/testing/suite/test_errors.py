@@ -74,6 +74,14 @@ def test_capturing_on_what_is_no_stream_is_refused(facade: Facade, stream: Any) 
         facade.new().capture_begin(stream=stream)
 
 
+def test_what_is_no_generator_of_the_driver_s_is_refused(facade: Facade) -> None:
+    made = facade.new()
+    with refused(facade, TensorplayError):
+        made.register_generator_state(object())
+        with facade.capture(made):
+            pytest.fail("the block was entered")
+
+
 def test_a_device_that_is_not_there_is_refused(facade: Facade) -> None:
     with refused(facade, ArgumentError):
         facade.CUDAGraph(device="no such device")
