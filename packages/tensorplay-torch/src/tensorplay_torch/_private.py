@@ -106,6 +106,25 @@ PRIVATE: dict[str, Private] = {
     "disable_torch_function": _find(
         "DisableTorchFunction", "no capture can look at its operations", cuda=False
     ),
+    "disable_torch_dispatch": _find(
+        "_DisableTorchDispatch", "no capture can look at small tensors' values", cuda=False
+    ),
+    "override_stale_stream": _find(
+        "_override_stale_capture_stream",
+        "a capture is refused while an autograd graph of an earlier forward is alive",
+    ),
+    "set_override_stale_stream": _find(
+        "_set_override_stale_capture_stream",
+        "a capture is refused while an autograd graph of an earlier forward is alive",
+    ),
+    "warn_of_streams": _find(
+        "_warn_on_accumulate_grad_stream_mismatch",
+        "warm-ups may warn that gradients are accumulated on another stream",
+    ),
+    "set_warn_of_streams": _find(
+        "_set_warn_on_accumulate_grad_stream_mismatch",
+        "warm-ups may warn that gradients are accumulated on another stream",
+    ),
     "storage_use_count": _find(
         "_storage_Use_Count",
         "CPU graphs do not reuse memory, and input liveness is not checked on the CPU",

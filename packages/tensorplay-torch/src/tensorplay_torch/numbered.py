@@ -18,6 +18,7 @@ import torch
 
 from tensorplay_core import CUDAGraph
 
+from ._private import required
 from .cpu.bodies import CpuBody
 from .cpu.capture import CpuCapture
 from .cpu.program import work_of
@@ -143,7 +144,9 @@ def _constants(value: Any, operands: Operands) -> Iterator[bytes]:
     elif isinstance(value, torch.Tensor):
         if value.numel() <= FEW and (not operands.is_born(value) or operands.is_kept(value)):
             # Modes of the capture refuse to look at values.
-            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            no_dispatch = required("disable_torch_dispatch", "looking at a captured number")
+            no_function = required("disable_torch_function", "looking at a captured number")
+            with no_dispatch(), no_function():
                 yield repr(value.detach().tolist()).encode()
     elif isinstance(value, list | tuple):
         for one in value:

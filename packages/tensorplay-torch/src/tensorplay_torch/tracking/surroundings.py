@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.resources.devices import index_of
 from tensorplay_torch.resources.streams import Current
 
@@ -54,13 +55,13 @@ class _Streams:
     __slots__ = ("_override", "_warn")
 
     def __init__(self) -> None:
-        self._override = _switch("_override_stale_capture_stream", True, default=False)
-        self._warn = _switch("_warn_on_accumulate_grad_stream_mismatch", False, default=True)
+        self._override = _switch("override_stale_stream", True, default=False)
+        self._warn = _switch("warn_of_streams", False, default=True)
 
     def restore(self) -> None:
         """Puts that back."""
-        _switch("_override_stale_capture_stream", self._override, default=False)
-        _switch("_warn_on_accumulate_grad_stream_mismatch", self._warn, default=True)
+        _switch("override_stale_stream", self._override, default=False)
+        _switch("warn_of_streams", self._warn, default=True)
 
 
 @contextmanager
@@ -78,10 +79,9 @@ def steady_streams(device: torch.device) -> Iterator[None]:
 
 def _switch(name: str, on: bool, *, default: bool) -> bool:
     """Sets one of torch's switches of that name, if it has it; returns what it was."""
-    write = getattr(torch._C, f"_set{name}", None)
+    write, read = PRIVATE[f"set_{name}"].value, PRIVATE[name].value
     if write is None:
         return default
-    read = getattr(torch._C, name, None)
     before = bool(read()) if read is not None else default
     if before != on:
         write(on)
