@@ -66,7 +66,7 @@ class CudaDriver(Protocol):
         using: Callable[[Any], AbstractContextManager[Any]],
         hold: bool,
         guard: Callable[..., bool] | None = None,
-        plain: Callable[[Sequence[Any]], bool] = bool,
+        plain: Callable[[Sequence[Any]], bool] | None = None,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator."""
         ...

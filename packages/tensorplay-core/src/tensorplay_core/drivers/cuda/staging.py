@@ -215,7 +215,7 @@ def staged(
     using: Callable[[Any], AbstractContextManager[Any]],
     hold: bool = True,
     guard: Callable[..., bool] | None = None,
-    plain: Callable[[Sequence[Any]], bool] = bool,
+    plain: Callable[[Sequence[Any]], bool] | None = None,
 ) -> StagePlan:
     """A plan of staged launches.
 
@@ -230,7 +230,7 @@ def staged(
         using: Makes a stream current, for the allocations of a call that names one.
         hold: Keep inputs alive until their copies are done. An allocator that orders reuse by the
             launching stream needs no more than the call itself.
-        guard: A cheaper check, which gets the inputs as its arguments.
+        guard: A cheaper check, which gets the inputs as its arguments; it needs ``plain``.
         plain: False if inputs may not be given to ``guard``; asked of those at new addresses.
 
     Returns:
@@ -251,7 +251,9 @@ def staged(
         using=using,
         hold=hold,
     )
-    return express(plan, guard, plain) if guard is not None and not hold else plan
+    if guard is None or plain is None or hold:
+        return plan
+    return express(plan, guard, plain)
 
 
 def _entry(array: Any) -> Entry:
