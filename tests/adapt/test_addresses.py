@@ -13,6 +13,7 @@ import torch
 import tensorplay_torch as tp
 from tensorplay_adapt import formulas
 from tensorplay_adapt.hyperparameters import Hyperparameters, values_of
+from tensorplay_core.errors import ArgumentError
 
 
 class Node:
@@ -25,6 +26,13 @@ class Node:
 
     def rewrite(self, graph: object, data: bytes) -> None:
         self.data = data
+
+
+class PackedNode(Node):
+    """One whose launch packed its arguments, as cuBLAS's do: it cannot be rewritten."""
+
+    def rewrite(self, graph: object, data: bytes) -> None:
+        raise ArgumentError(doing="rewriting", subject="a node", met="packed", remedy="None.")
 
 
 def learned(word):
@@ -54,6 +62,23 @@ def test_words_that_come_back_now_and_then_freeze_nothing():
 def test_a_number_that_is_not_understood_freezes_what_it_comes_from():
     found = learned(lambda lr: struct.pack("<f", math.cos(1000 * lr)))
     assert (0, "lr", None) in found.frozen
+
+
+def test_a_node_that_cannot_be_changed_freezes_what_stands_in_it_and_nothing_else():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=0.05, momentum=0.9, weight_decay=0.1)
+
+    def step():
+        group = optimizer.param_groups[0]
+        packed = PackedNode(group["momentum"], bytes(4))
+        return [Node(group["lr"], bytes(4)), packed, Node(group["weight_decay"], bytes(4))]
+
+    graph = tp.CUDAGraph()
+    found = Hyperparameters(optimizer, graph, nodes := step(), values_of(optimizer), step)
+    assert (0, "momentum", None) in found.frozen
+    assert found.frozen.isdisjoint({(0, "lr", None), (0, "weight_decay", None)})
+    found.write({(0, "lr", None): 0.25, (0, "weight_decay", None): 0.5})
+    assert [struct.unpack_from("<d", node.data)[0] for node in nodes] == [0.25, 0.9, 0.5]
 
 
 @pytest.mark.parametrize(

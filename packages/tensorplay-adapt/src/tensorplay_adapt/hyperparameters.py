@@ -172,7 +172,11 @@ class Hyperparameters:
         frozen = (
             self._culprits(trial, unknown, trials) if unknown or others[0] != others[1] else set()
         )
-        return (places, frozen) if self._writable(places) else None
+        fixed = self._fixed_nodes(places)
+        for place in places:
+            if place.node in fixed:
+                frozen.update(place.formula.keys)
+        return [place for place in places if place.node not in fixed], frozen
 
     def _culprits(
         self,
@@ -240,15 +244,17 @@ class Hyperparameters:
             for factor in dict.fromkeys(rule.scales(group, shape) for shape in shapes):
                 yield (place, "lr", None), factor
 
-    def _writable(self, places: Sequence[Place]) -> bool:
-        try:
-            for number in dict.fromkeys(place.node for place in places):
+    def _fixed_nodes(self, places: Sequence[Place]) -> set[int]:
+        """Nodes with a place in them that cannot be changed in place."""
+        fixed = set()
+        for number in dict.fromkeys(place.node for place in places):
+            try:
                 self._nodes[number].rewrite(self._graph, self._nodes[number].data)
-        except TensorplayError as error:
-            # Perhaps the driver does not change nodes inside the bodies of conditionals.
-            log.debug("numbers of captured nodes cannot be changed in place: %s", error)
-            return False
-        return True
+            except TensorplayError as error:
+                # A launch that packed its arguments, as cuBLAS's do, or a body of a conditional.
+                log.debug("the numbers of node %s cannot be changed in place: %s", number, error)
+                fixed.add(number)
+        return fixed
 
     @property
     def keys(self) -> Set[Key]:
