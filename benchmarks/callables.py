@@ -200,7 +200,10 @@ def _training(
             leaves = [given, *mine.parameters()]
             called = _graphed(label, mine, (given,), ways.get(label))
             for leaf in leaves:
-                leaf.grad = torch.zeros_like(leaf)
+                # In the graph gradients are added to buffers of its own, which the first backward
+                # makes `.grad`; others would be copied there and back each time. torch's would
+                # become the memory that its graph writes.
+                leaf.grad = None if label == "in_graph" else torch.zeros_like(leaf)
             for _ in range(3):
                 called(given).backward(g)
             for leaf, one in zip(leaves, wanted, strict=True):

@@ -64,6 +64,7 @@ PLAIN = hot_calls(
             cuGraphLaunch=None,
             cuGraphExecKernelNodeSetParams=None,
             cuStreamIsCapturing=None,
+            cuCtxGetCurrent=None,
         )
     )
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -77,6 +77,10 @@ class Dependencies:
         self._views = [one.values() for one in self._dicts.values()]
         self._sizes = list(map(len, self._views))
         self._held = list(chain.from_iterable(self._views))
+        # One value equals another, and the truth of many raises: those are told by being the same.
+        single = [n for n, one in enumerate(self._held) if not _is_array(one)]
+        self._pick = itemgetter(*single, 0, 0) if self._held else tuple
+        self._picked = self._pick(self._held)
         self._watched = list(
             dict.fromkeys(
                 chain(
@@ -112,12 +116,19 @@ class Dependencies:
         optimizer, state, groups = self._optimizer, self._state, self._groups
         states, held_groups = self._states, self._held_groups
         lists, lengths, steered = self._lists, self._lengths, self._steered
-        views, sizes, held = self._views, self._sizes, self._held
+        views, held, pick, picked = self._views, self._held, self._pick, self._picked
         watched, addresses, requires = self._watched, self._addresses, self._requires
         scaler, settings = self._scaler, self._settings
         autocast, values = self._autocast.difference, state.values()
         watching = self.watching
         number, flat, entries = len(groups), chain.from_iterable, len(states)
+
+        def is_held(found: list[Any]) -> bool:
+            # Where objects are the same, to compare lists takes a tenth of asking `is` of each.
+            try:
+                return found == held and all(map(is_, pick(found), picked))
+            except RuntimeError:
+                return False
 
         def unchanged() -> bool:
             return (
@@ -127,8 +138,7 @@ class Dependencies:
                 and all(map(is_, groups, held_groups))
                 and len(values) >= entries
                 and all(map(is_, values, states))
-                and list(map(len, views)) == sizes
-                and all(map(is_, flat(views), held))
+                and is_held(list(flat(views)))
                 and list(map(_address, watched)) == addresses
                 and list(map(_requires_grad, watched)) == requires
                 and list(map(len, lists)) == lengths
@@ -200,6 +210,10 @@ class Dependencies:
 
     def _name(self, tensor: Any) -> str:
         return self._names.get(tensor, "a parameter")
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 1
 
 
 def _scaling(scaler: object) -> list[Any]:

@@ -102,6 +102,9 @@ PRIVATE: dict[str, Private] = {
         "graphs use work space of cuBLAS that torch may free while they can run",
     ),
     "tensor_guards": _guards(),
+    "empty_strided_cuda": _find(
+        "_dynamo.guards._empty_strided_cuda", "each result of a staged launch costs 2 µs more"
+    ),
     "skip_code": _skip_code(),
     "disable_torch_function": _find(
         "DisableTorchFunction", "no capture can look at its operations", cuda=False

@@ -14,7 +14,7 @@ from tensorplay_core.protocols import StagePlan
 
 from .cpu.capture import CpuExecutable
 from .cuda.graph import CudaExecutable
-from .resources.arrays import extent, overlap, unlike_memory
+from .resources.arrays import empties, extent, overlap, unlike_memory
 from .resources.bases import Bases, cuda_driver
 from .resources.signatures import compile_check, differences, guard_of, plain
 from .resources.streams import as_torch_stream
@@ -221,6 +221,7 @@ class _CudaPlan(_Plan):
             hold=False,
             guard=guard,
             plain=plain,
+            fresh=empties(self._yields, self._graph.device),
         )
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:

@@ -67,6 +67,7 @@ class CudaDriver(Protocol):
         hold: bool,
         guard: Callable[..., bool] | None = None,
         plain: Callable[[Sequence[Any]], bool] | None = None,
+        fresh: Callable[[], tuple[Any, ...]] | None = None,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator."""
         ...

@@ -7,16 +7,13 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensorplay_core.errors import (
-    CaptureInvalidated,
-    GraphStateError,
-    StaleGraph,
-)
+from tensorplay_core.errors import CaptureInvalidated, GraphStateError
 
+from .conditions import Call, alive, elsewhere, in_context, stale
 from .ending import end
 from .failures import CAPTURE_UNSUPPORTED, INVALID_CONTEXT, failure
 from .order import Order
-from .streams import SPECIAL, Event, handle_of
+from .streams import Event, handle_of
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["CudaExecutable"]
 
 log = logging.getLogger(__name__)
-
-Call = Callable[[Any, Any], Any]
-"""Takes a native executable and a native stream; see ``hot`` for what it returns and raises."""
 
 
 class CudaExecutable:
@@ -50,6 +44,8 @@ class CudaExecutable:
             handle is that stream. It enqueues and returns.
         target: Turns a stream (None: the current one) into what the calls of ``hot`` take.
         current: Returns the handle of this thread's current stream on the device.
+        elsewhere: Of what ``target`` gives: True if it means another device's stream in this
+            thread as it is; None where there is one device.
         template: What it runs now, to make further executables of.
         dead: What a capture that checks liveness read and has died since.
         turn: Taken for each launch and each change of the native executable.
@@ -80,10 +76,12 @@ class CudaExecutable:
         self._order: Order | None = None
         self._retired: list[tuple[Event, Owned]] = []
         self._call: Call = work.hot.launch
+        self.elsewhere: Callable[[Any], bool] | None = None
         if work.device_count > 1:
-            self._call = _in_context(work, self.device, self._call)
+            self.elsewhere = elsewhere(work, self.device)
+            self._call = in_context(work, self.device, self._call, self.elsewhere)
         if template.owned.watched:
-            self._call = _alive(self.dead, self.subject, self._call)
+            self._call = alive(self.dead, self.subject, self._call)
         self.current = current or _current(work, self.device)
         self.launch, self.target, self._rebind = _launcher(
             work, native, self._call, self.turn, self.current, self
@@ -174,7 +172,7 @@ class CudaExecutable:
         """Raises GraphStateError if it is closed, StaleGraph if memory that it reads has died."""
         self.check_open()
         if self.dead:
-            raise _stale(self.subject, self.dead)
+            raise stale(self.subject, self.dead)
 
     def adopt(self, template: CudaTemplate) -> None:
         """It runs ``template`` now, refreshed in place. Called in its turn.
@@ -295,37 +293,6 @@ def _current(work: Work, device: CudaDevice) -> Callable[[], int]:
         return state.streams.get(ordinal, 0)
 
     return current
-
-
-def _in_context(work: Work, device: CudaDevice, call: Call) -> Call:
-    """On several GPUs a special handle means the stream of the device that is current."""
-
-    def launch(native: Any, target: Any) -> Any:
-        if int(target) in SPECIAL:
-            with work.activated(device):
-                return call(native, target)
-        return call(native, target)
-
-    return launch
-
-
-def _alive(dead: list[str], subject: str, call: Call) -> Call:
-    def launch(native: Any, target: Any) -> Any:
-        if dead:
-            raise _stale(subject, dead)
-        return call(native, target)
-
-    return launch
-
-
-def _stale(subject: str, dead: list[str]) -> StaleGraph:
-    return StaleGraph(
-        doing="replaying",
-        subject=subject,
-        met=f"memory that it reads has died: {', '.join(dead)}",
-        remedy="Keep the inputs alive, or capture without check_input_liveness: then the graph "
-        "does.",
-    )
 
 
 def _closed(subject: str) -> GraphStateError:

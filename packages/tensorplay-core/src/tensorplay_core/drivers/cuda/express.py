@@ -6,6 +6,7 @@ buffers, and need not be held. Whatever is unusual goes the long way, which know
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,10 @@ Plan = Callable[..., tuple[Any, ...]]
 
 
 def express(
-    staged: StagedLaunch, guard: Callable[..., bool], plain: Callable[[Sequence[Any]], bool]
+    staged: StagedLaunch,
+    guard: Callable[..., bool],
+    plain: Callable[[Sequence[Any]], bool],
+    fresh: Callable[[], tuple[Any, ...]] | None = None,
 ) -> Plan:
     """``plan(inputs, *, stream=None) -> results``.
 
@@ -32,13 +36,15 @@ def express(
             some that are.
         plain: Asked first, of inputs at addresses that no inputs had before: False if they may not
             be given to ``guard``.
+        fresh: Allocates all results at once, for work on the current stream.
     """
     executable, order, turn, hot = staged.executable, staged.order, staged.turn, staged.hot
-    pointer, allocate, apart = staged.pointer, staged.allocate, staged.apart
+    pointer, apart = staged.pointer, staged.apart
     results, count, handle = staged.results, len(staged.static), hot.handle
+    make = fresh or (lambda: tuple(map(staged.allocate, results)))
     take, wait, give = turn.take, turn.wait, turn.give
     capturing, set_kernel, launch, raised = hot.capturing, hot.set_kernel, hot.launch, hot.raised
-    current = executable.current
+    current, elsewhere = executable.current, executable.elsewhere
     here = current if handle is int else lambda: handle(current())
 
     # The addresses of inputs come from a few places over and over. Those known to lie apart are
@@ -47,9 +53,15 @@ def express(
 
     launcher, generation = staged.launcher, staged.generation
     rail = launcher.rail() if isinstance(launcher, Embedded) else None
+    if rail is None:
+        return staged
+    table, native, graph, node = rail.table, rail.native, rail.executable, rail.node
+    parameters, size = rail.parameters, 8 * count
+    fill = struct.Struct(f"<{len(results)}Q").pack_into
+    pack = struct.Struct(f"<{count}Q").pack
 
     def plan(inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
-        if stream is not None or rail is None or len(inputs) != count:
+        if stream is not None or len(inputs) != count:
             return staged(inputs, stream=stream)
         try:
             sources = tuple(map(pointer, inputs))
@@ -63,11 +75,12 @@ def express(
         elif not guard(*inputs):
             return staged(inputs, stream=stream)
         made: tuple[Any, ...] = ()
-        tail = b""
         if results:
-            made = tuple(map(allocate, results))
-            tail = rail.pack(map(pointer, made))
+            made = make()
+            addresses = tuple(map(pointer, made))
         where, code, unusual = here(), 0, False
+        if elsewhere is not None and elsewhere(where):
+            return staged(inputs, stream=stream)
         try:
             try:
                 take()
@@ -81,17 +94,19 @@ def express(
             ):
                 unusual = True
             else:
-                moved = order.last is not rail.native or order.where != where
+                moved = order.last is not native or order.where != where
                 if moved:
-                    code = order.before(where, rail.native)
+                    code = order.before(where, native)
                 if not code:
-                    rail.table[: rail.size] = packed + tail
-                    result = set_kernel(rail.executable, rail.node, rail.parameters)
+                    table[:size] = packed
+                    if results:
+                        fill(table, size, *addresses)
+                    result = set_kernel(graph, node, parameters)
                     if not result or not result[0]:
-                        result = launch(rail.executable, where)
+                        result = launch(graph, where)
                     code = result[0] if result else 0
                     if moved and not code:
-                        code = order.after(where, rail.native, keep=launcher)
+                        code = order.after(where, native, keep=launcher)
         except raised as error:
             code = error.status
         finally:
@@ -103,10 +118,9 @@ def express(
         return made
 
     def remembered(sources: tuple[int, ...]) -> bytes:
-        assert rail is not None
         if len(known) >= _REMEMBERED:
             known.clear()
-        packed = known[sources] = rail.pack(sources)
+        packed = known[sources] = pack(*sources)
         return packed
 
     return plan

@@ -26,6 +26,7 @@ class Hot:
         set_kernel: ``set_kernel(executable, node, parameters)``.
         capturing: ``capturing(stream)``: true if the stream is capturing, or if that cannot be
             told.
+        context: ``context()``: this thread's context as an integer, 0 if it has none.
         handle: What these calls take for a stream of that handle: the same for the same handle.
         native: What they take for an executable or a node.
         kernel_parameters: ``(function, grid, block, address)``: what ``set_kernel`` takes for a
@@ -36,6 +37,7 @@ class Hot:
     launch: Callable[[Any, Any], Any]
     set_kernel: Callable[[Any, Any, Any], Any]
     capturing: Callable[[Any], Any]
+    context: Callable[[], int]
     handle: Callable[[int], Any]
     native: Callable[[Any], Any]
     kernel_parameters: Callable[[Any, tuple[int, int], int, int], Any]
@@ -65,6 +67,7 @@ def _of_integers(beneath: Any) -> Hot:
         launch=beneath.graph_launch,
         set_kernel=beneath.graph_exec_kernel_node_set_params_v2,
         capturing=beneath.stream_is_capturing,
+        context=beneath.ctx_get_current,
         handle=int,
         native=int,
         kernel_parameters=kernel_parameters,
@@ -73,7 +76,7 @@ def _of_integers(beneath: Any) -> Hot:
 
 
 def _plain(calls: Calls) -> Hot:
-    status = calls.raw("cuStreamIsCapturing")
+    status, current = calls.raw("cuStreamIsCapturing"), calls.raw("cuCtxGetCurrent")
     native, handles = calls.driver, dict[int, Any]()
 
     def capturing(stream: Any) -> Any:
@@ -101,6 +104,7 @@ def _plain(calls: Calls) -> Hot:
         launch=calls.raw("cuGraphLaunch"),
         set_kernel=calls.raw("cuGraphExecKernelNodeSetParams"),
         capturing=capturing,
+        context=lambda: int(current()[1] or 0),
         handle=handle,
         native=lambda value: value,
         kernel_parameters=kernel_parameters,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorplay_core import reclaim
@@ -86,8 +85,8 @@ class Rail(NamedTuple):
     Attributes:
         native: The executable; ``executable`` is what the calls of ``hot`` take for it.
         node: The copy kernel; ``parameters`` are those that its table is read through.
-        table: The bytes of the table; the first ``size`` are the addresses to copy from.
-        pack: Addresses as bytes of the table.
+        table: The bytes of the table. It begins with the addresses to copy from, then come those of
+            the results, 8 bytes each.
     """
 
     native: Any
@@ -95,8 +94,6 @@ class Rail(NamedTuple):
     node: Any
     parameters: Any
     table: memoryview
-    size: int
-    pack: Callable[[Iterable[int]], bytes]
 
 
 class Embedded:
@@ -117,7 +114,7 @@ class Embedded:
         results: Sequence[Entry],
     ) -> None:
         work, self._device = kernels.work, executable.device
-        self._in_context = work.device_count > 1
+        self._elsewhere = executable.elsewhere
         self._work = work
         count = len(results)
         self._letters: Allocation | None = None
@@ -214,7 +211,7 @@ class Embedded:
             result = self._set(self._executable, node, parameters)
             if result and result[0]:
                 return result[0]
-        if self._in_context:
+        if self._elsewhere is not None and self._elsewhere(target):
             with self._work.activated(self._device):
                 result = self._launch(self._executable, target)
         else:
@@ -223,18 +220,10 @@ class Embedded:
 
     def rail(self) -> Rail | None:
         """Its parts, if one table is all there is to write; None if it takes more."""
-        if self._in_context or len(self._nodes) != 1:
+        if len(self._nodes) != 1:
             return None
-        table, start, stop, node, parameters = self._nodes[0]
-        return Rail(
-            self.native,
-            self._executable,
-            node,
-            parameters,
-            table.memory(),
-            8 * (stop - start),
-            _addresses,
-        )
+        table, _, _, node, parameters = self._nodes[0]
+        return Rail(self.native, self._executable, node, parameters, table.memory())
 
     def rewrite(self, node: Any, parameters: Any) -> None:
         """Gives its copy of a node of the graph other parameters, from the next launch on."""
@@ -245,10 +234,6 @@ class Embedded:
     def close(self) -> None:
         """Waits for its launches, then destroys the executable and its graph. Idempotent."""
         self._end()
-
-
-def _addresses(values: Iterable[int]) -> bytes:
-    return array("Q", values).tobytes()
 
 
 def launcher(

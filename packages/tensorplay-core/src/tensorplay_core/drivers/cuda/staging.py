@@ -216,6 +216,7 @@ def staged(
     hold: bool = True,
     guard: Callable[..., bool] | None = None,
     plain: Callable[[Sequence[Any]], bool] | None = None,
+    fresh: Callable[[], tuple[Any, ...]] | None = None,
 ) -> StagePlan:
     """A plan of staged launches.
 
@@ -232,6 +233,7 @@ def staged(
             launching stream needs no more than the call itself.
         guard: A cheaper check, which gets the inputs as its arguments; it needs ``plain``.
         plain: False if inputs may not be given to ``guard``; asked of those at new addresses.
+        fresh: Allocates arrays for all results at once, where that is cheaper than one by one.
 
     Returns:
         The plan. For buffers that a copy of bytes cannot fill (with gaps, or overlapping one
@@ -253,7 +255,7 @@ def staged(
     )
     if guard is None or plain is None or hold:
         return plan
-    return express(plan, guard, plain)
+    return express(plan, guard, plain, fresh)
 
 
 def _entry(array: Any) -> Entry:
