@@ -65,6 +65,7 @@ PLAIN = hot_calls(
             cuGraphExecKernelNodeSetParams=None,
             cuStreamIsCapturing=None,
             cuCtxGetCurrent=None,
+            cuGraphKernelNodeGetParams=None,
         )
     )
 )

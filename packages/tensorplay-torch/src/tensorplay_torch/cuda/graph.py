@@ -298,7 +298,7 @@ class CudaExecutable:
 
     def _let_go(self, replaced: Captured) -> None:
         # Its last launches may still be under way.
-        torch.cuda.synchronize(self.device)
+        self.inner.settle(partial(torch.cuda.synchronize, self.device))
         replaced.release()
 
     def close(self) -> None:

@@ -100,6 +100,10 @@ class NativeExecutable(Executable, Protocol):
         """Ends it; ``idle`` says that it was never launched."""
         ...
 
+    def settle(self, wait: Callable[[], object]) -> None:
+        """Its owner waits for all launches so far: lets go of what only earlier ones used."""
+        ...
+
     def divert(self, call: Callable[[Any, Any], tuple[Any, ...]] | None) -> None:
         """Lets launches go through ``call(native, target) -> (code,)``; None ends that."""
         ...

@@ -18,9 +18,10 @@ from tensorplay_core.signature import named
 from . import topology
 
 if TYPE_CHECKING:
-    from .contexts import Contexts, CudaDevice
+    from .contexts import CudaDevice
     from .pool import CudaPool
     from .streams import Stream
+    from .work import Work
 
 __all__ = ["Body", "Branches", "Conditional", "CudaCapture", "CudaTemplate", "Owned"]
 
@@ -216,15 +217,13 @@ class CudaTemplate:
     """A captured graph.
 
     Args:
-        contexts: The driver.
+        work: The driver.
         capture: What it came from.
         graph: The native graph.
         owner: Who destroys it; None if this object does. It is kept alive.
     """
 
-    def __init__(
-        self, contexts: Contexts, capture: CudaCapture, graph: Any, owner: object = None
-    ) -> None:
+    def __init__(self, work: Work, capture: CudaCapture, graph: Any, owner: object = None) -> None:
         self.device = capture.device
         self.owned = capture.owned
         self.graph = graph
@@ -239,10 +238,10 @@ class CudaTemplate:
         self._nodes: list[Any] | None = None
         self._count: int | None = None
         self._owner = owner
-        self._contexts = contexts
+        self._work = work
         self._end: weakref.finalize[Any, Any] | None = None
         if owner is None:
-            self._end = weakref.finalize(self, _destroy_graph, contexts, capture.device, graph)
+            self._end = weakref.finalize(self, _destroy_graph, work, capture.device, graph)
             self._end.atexit = False
         self.closed = False
 
@@ -250,14 +249,14 @@ class CudaTemplate:
     def nodes(self) -> list[Any]:
         """The native nodes at its top level, none once it is closed. Read when first asked for."""
         if self._nodes is None:
-            self._nodes = self._contexts.cu.nodes(self.graph, about=self.subject)
+            self._nodes = self._work.cu.nodes(self.graph, about=self.subject)
         return self._nodes
 
     @property
     def node_count(self) -> int:
         """Nodes at its top level."""
         if self._count is None:
-            self._count = self._contexts.cu.count_nodes(self.graph, about=self.subject)
+            self._count = self._work.cu.count_nodes(self.graph, about=self.subject)
         return self._count
 
     def functions(self) -> tuple[int, ...] | None:
@@ -265,7 +264,7 @@ class CudaTemplate:
 
         None if it holds other graphs, whose nodes would count too.
         """
-        return topology.functions(self._contexts.cu, self.nodes)
+        return topology.functions(self._work, self.nodes)
 
     def __repr__(self) -> str:
         return f"<{self.subject}, {self.node_count} nodes>"
@@ -306,9 +305,9 @@ class CudaTemplate:
             self._end()
 
 
-def _destroy_graph(contexts: Contexts, device: CudaDevice, graph: Any) -> None:
+def _destroy_graph(work: Work, device: CudaDevice, graph: Any) -> None:
     def destroy() -> None:
-        with contexts.relaxed(), contexts.activated(device):
-            contexts.cu.cuGraphDestroy(graph, about=f"graph {int(graph):#x} on {device}")
+        with work.relaxed(), work.activated(device):
+            work.cu.cuGraphDestroy(graph, about=f"graph {int(graph):#x} on {device}")
 
     reclaim.dispose(destroy)

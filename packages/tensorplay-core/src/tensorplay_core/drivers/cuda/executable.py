@@ -74,7 +74,7 @@ class CudaExecutable:
         self.dependents: weakref.WeakSet[StagedLaunch] = weakref.WeakSet()
         self._work, self._owner = work, owner
         self._order: Order | None = None
-        self._retired: list[tuple[Event, Owned]] = []
+        self._retired: list[tuple[Event | None, Owned]] = []
         self._call: Call = work.hot.launch
         self.elsewhere: Callable[[Any], bool] | None = None
         if work.device_count > 1:
@@ -177,16 +177,10 @@ class CudaExecutable:
     def adopt(self, template: CudaTemplate) -> None:
         """It runs ``template`` now, refreshed in place. Called in its turn.
 
-        What it ran before may still be running: that is kept until an event says otherwise.
+        What it ran before may still be running: that is kept until an event says otherwise, or
+        its owner, who has to wait for the same.
         """
-        work, event = self._work, Event(self._work, self.device)
-        service = work.service(self.device)
-        with work.relaxed(), work.activated(self.device):
-            passed = work.cu.raw("cuEventQuery")
-            self._retired[:] = [one for one in self._retired if passed(one[0].native)[0]]
-            work.cu.cuGraphUpload(self.native, service, about=self.subject)
-            work.cu.cuEventRecord(event.native, service, about=self.subject)
-        self._retired.append((event, self.template.owned))
+        self._retired.append((self._mark() if self._owner is None else None, self.template.owned))
         self.template = template
         self.generation += 1
         for dependent in list(self.dependents):
@@ -194,6 +188,27 @@ class CudaExecutable:
         self.dependents.clear()
         self._finish.detach()
         self._finish = self._finaliser()
+
+    def settle(self, wait: Callable[[], object]) -> None:
+        """Its owner waits for all launches so far: lets go of what only earlier ones used."""
+        with self.turn:
+            waiting = {id(one) for one in self._retired if one[0] is None}
+        wait()
+        with self.turn:
+            self._retired[:] = [one for one in self._retired if id(one) not in waiting]
+
+    def _mark(self) -> Event:
+        """An event after all launches so far; lets go of what others have passed."""
+        work, event = self._work, Event(self._work, self.device)
+        service = work.service(self.device)
+        with work.relaxed(), work.activated(self.device):
+            passed = work.cu.raw("cuEventQuery")
+            self._retired[:] = [
+                one for one in self._retired if one[0] is None or passed(one[0].native)[0]
+            ]
+            work.cu.cuGraphUpload(self.native, service, about=self.subject)
+            work.cu.cuEventRecord(event.native, service, about=self.subject)
+        return event
 
     def close(self, *, idle: bool = False) -> None:
         """Waits for launches under way, then destroys it. Idempotent.

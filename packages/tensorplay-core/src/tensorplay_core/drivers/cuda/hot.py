@@ -29,6 +29,7 @@ class Hot:
         context: ``context()``: this thread's context as an integer, 0 if it has none.
         handle: What these calls take for a stream of that handle: the same for the same handle.
         native: What they take for an executable or a node.
+        function: ``function(node)``: the handle of what a kernel node runs, 0 for any other node.
         kernel_parameters: ``(function, grid, block, address)``: what ``set_kernel`` takes for a
             kernel whose parameters are at ``address``.
         raised: The exceptions that they raise in place of a code, a tuple; ``status`` is the code.
@@ -40,6 +41,7 @@ class Hot:
     context: Callable[[], int]
     handle: Callable[[int], Any]
     native: Callable[[Any], Any]
+    function: Callable[[Any], int]
     kernel_parameters: Callable[[Any, tuple[int, int], int, int], Any]
     raised: Any
 
@@ -63,6 +65,15 @@ def _of_integers(beneath: Any) -> Hot:
         made.kernel_params = address
         return made
 
+    read = beneath.graph_kernel_node_get_params_v2
+
+    def function(node: Any) -> int:
+        try:
+            found = read(int(node))
+        except beneath.DriverError:
+            return 0
+        return found.func or found.kern  # type: ignore[no-any-return]
+
     return Hot(
         launch=beneath.graph_launch,
         set_kernel=beneath.graph_exec_kernel_node_set_params_v2,
@@ -70,6 +81,7 @@ def _of_integers(beneath: Any) -> Hot:
         context=beneath.ctx_get_current,
         handle=int,
         native=int,
+        function=function,
         kernel_parameters=kernel_parameters,
         raised=(beneath.DriverError,),
     )
@@ -78,6 +90,7 @@ def _of_integers(beneath: Any) -> Hot:
 def _plain(calls: Calls) -> Hot:
     status, current = calls.raw("cuStreamIsCapturing"), calls.raw("cuCtxGetCurrent")
     native, handles = calls.driver, dict[int, Any]()
+    read = calls.raw("cuGraphKernelNodeGetParams")
 
     def capturing(stream: Any) -> Any:
         code, found = status(stream)
@@ -90,6 +103,10 @@ def _plain(calls: Calls) -> Hot:
                 handles.clear()
             found = handles[value] = native.CUstream(value)
         return found
+
+    def function(node: Any) -> int:
+        code, found = read(node)
+        return 0 if code else int(found.func) or int(found.kern)
 
     def kernel_parameters(function: Any, grid: tuple[int, int], block: int, address: int) -> Any:
         made = native.CUDA_KERNEL_NODE_PARAMS()
@@ -107,6 +124,7 @@ def _plain(calls: Calls) -> Hot:
         context=lambda: int(current()[1] or 0),
         handle=handle,
         native=lambda value: value,
+        function=function,
         kernel_parameters=kernel_parameters,
         raised=(),
     )

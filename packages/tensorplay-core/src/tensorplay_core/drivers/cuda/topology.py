@@ -15,7 +15,6 @@ from . import floors
 from .modules import layout
 
 if TYPE_CHECKING:
-    from .bindings import Calls
     from .captures import Branches
     from .work import Work
 
@@ -77,31 +76,26 @@ def read(work: Work, graph: Any, branches: Mapping[int, Branches], *, label: str
     )
 
 
-def functions(calls: Calls, nodes: Iterable[Any]) -> tuple[int, ...] | None:
+def functions(work: Work, nodes: Iterable[Any]) -> tuple[int, ...] | None:
     """What each node runs, as handles of functions and as kinds; None if a graph is among them.
 
-    It takes a tenth of the time of ``read``.
+    It takes a fiftieth of the time of ``read``.
     """
-    kinds = calls.driver.CUgraphNodeType
-    kind_of_node, parameters_of = (
-        calls.raw("cuGraphNodeGetType"),
-        calls.raw("cuGraphKernelNodeGetParams"),
+    kinds = work.native.CUgraphNodeType
+    graphs = (
+        kinds.CU_GRAPH_NODE_TYPE_GRAPH,
+        getattr(kinds, "CU_GRAPH_NODE_TYPE_CONDITIONAL", None),
     )
+    kind_of_node, function = work.cu.raw("cuGraphNodeGetType"), work.hot.function
     found = []
     for node in nodes:
-        code, kind = kind_of_node(node)
-        if code or kind in (
-            kinds.CU_GRAPH_NODE_TYPE_GRAPH,
-            getattr(kinds, "CU_GRAPH_NODE_TYPE_CONDITIONAL", None),
-        ):
-            return None
-        if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
-            code, parameters = parameters_of(node)
-            if code:
+        runs = function(node)
+        if not runs:
+            code, kind = kind_of_node(node)
+            if code or kind in graphs or kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
                 return None
-            found.append(int(parameters.func) or int(parameters.kern))
-        else:
-            found.append(-1 - int(kind))
+            runs = -1 - int(kind)
+        found.append(runs)
     return tuple(found)
 
 
