@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from tensorplay_core import (
-    CUDAGraph,
     annotate,
     annotations,
     clear_annotations,
@@ -21,9 +20,7 @@ from tensorplay_core.recording import CaptureMethods
 from tensorplay_core.timeline import Timeline, timelines_here
 from tensorplay_core.topology import Node, Topology
 
-
-class HostGraph(CUDAGraph):
-    driver = "host"
+from .host_work import HostGraph
 
 
 @pytest.fixture(autouse=True)

@@ -10,17 +10,8 @@ from tensorplay_core.errors import (
     OperationRefused,
     UnjoinedWork,
 )
-from tensorplay_core.protocols import ConditionalKind
 
-IF, WHILE, SWITCH = ConditionalKind.IF, ConditionalKind.WHILE, ConditionalKind.SWITCH
-
-
-def nothing() -> None:
-    pass
-
-
-def flag(host: Any, value: bool = True) -> Any:
-    return host.driver.buffer([value], "?")
+from .host_work import IF, flag, nothing
 
 
 def test_bodies_are_entered_once_in_order_and_left_innermost_first(host: Any) -> None:

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,28 +18,9 @@ from tensorplay_core.errors import (
     UnsupportedByDriver,
 )
 
+from .host_work import in_a_thread, nothing
+
 HERE = __file__
-
-
-def nothing() -> None:
-    pass
-
-
-def in_a_thread(work: Callable[[], object]) -> None:
-    """Runs ``work`` in another thread, and raises here what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="meddler")
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
 
 
 def test_a_capture_runs_nothing(host: Any) -> None:

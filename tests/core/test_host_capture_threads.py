@@ -11,27 +11,7 @@ from tensorplay_core.errors import (
     OperationRefused,
 )
 
-
-def nothing() -> None:
-    pass
-
-
-def in_a_thread(work: Callable[[], object]) -> None:
-    """Runs ``work`` in another thread, and raises here what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="meddler")
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-
+from .host_work import in_a_thread, nothing
 
 UNSAFE: dict[str, Callable[[Any, Any], object]] = {
     "device": lambda driver, b: driver.synchronize(),

@@ -13,20 +13,7 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.protocols import ConditionalKind
 
-IF, WHILE, SWITCH = ConditionalKind.IF, ConditionalKind.WHILE, ConditionalKind.SWITCH
-
-
-def flag(host: Any, value: bool = True) -> Any:
-    return host.driver.buffer([value], "?")
-
-
-def put(buffer: Any, value: Any) -> Callable[[], None]:
-    memory = buffer.memory
-
-    def write() -> None:
-        memory[0] = value
-
-    return write
+from .host_work import IF, SWITCH, WHILE, flag, put
 
 
 @pytest.mark.parametrize("value", [True, False])

@@ -12,18 +12,7 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.protocols import ConditionalKind
 
-
-def nothing() -> None:
-    pass
-
-
-def recorder(host: Any, *names: str) -> tuple[list[str], Any]:
-    """What ran, and a capture of work that says so."""
-    ran: list[str] = []
-    with host.capture() as captured:
-        for name in names:
-            host.driver.launch(ran.append, name)
-    return ran, captured
+from .host_work import nothing, recorder
 
 
 def test_update_keeps_the_executable_where_the_topology_is_the_same(host: Any) -> None:

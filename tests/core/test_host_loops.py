@@ -1,6 +1,5 @@
 """While nodes of the host: sampled before each run, bounded, refused where they would hang."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,22 +9,8 @@ from tensorplay_core.errors import (
     ConditionalError,
     LoopLimitExceeded,
 )
-from tensorplay_core.protocols import ConditionalKind
 
-IF, WHILE, SWITCH = ConditionalKind.IF, ConditionalKind.WHILE, ConditionalKind.SWITCH
-
-
-def flag(host: Any, value: bool = True) -> Any:
-    return host.driver.buffer([value], "?")
-
-
-def put(buffer: Any, value: Any) -> Callable[[], None]:
-    memory = buffer.memory
-
-    def write() -> None:
-        memory[0] = value
-
-    return write
+from .host_work import IF, WHILE, flag, put
 
 
 def count_down(host: Any, counter: Any, out: Any) -> None:

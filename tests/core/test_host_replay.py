@@ -16,18 +16,7 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.protocols import ConditionalKind, Executable, Template, WorkQueue
 
-
-def nothing() -> None:
-    pass
-
-
-def recorder(host: Any, *names: str) -> tuple[list[str], Any]:
-    """What ran, and a capture of work that says so."""
-    ran: list[str] = []
-    with host.capture() as captured:
-        for name in names:
-            host.driver.launch(ran.append, name)
-    return ran, captured
+from .host_work import nothing, recorder
 
 
 def test_the_driver_is_a_work_queue_and_gives_what_the_contract_asks(host: Any) -> None:

@@ -15,11 +15,9 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.protocols import SupportsCudaStream
 
+from .host_work import nothing
+
 HERE = __file__
-
-
-def nothing() -> None:
-    pass
 
 
 def edges(host: Any, captured: Any) -> tuple[tuple[int, int], ...]:
