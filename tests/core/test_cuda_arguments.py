@@ -1,6 +1,5 @@
 """What the CUDA driver takes for streams, devices and the arguments of kernels."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorplay_core.drivers.cuda import contexts
-from tensorplay_core.drivers.cuda.arrays import DeviceArray
 from tensorplay_core.drivers.cuda.contexts import CudaDevice
 from tensorplay_core.drivers.cuda.modules import Arguments, extents
 from tensorplay_core.drivers.cuda.separation import Separation
@@ -20,17 +18,7 @@ from tensorplay_core.errors import (
     TensorplayError,
 )
 
-
-def stable(value):
-    """A name of ``value`` that is the same in every process: not of where it lies."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def own(
-    shape: tuple[int, ...], typestr: str = "<f4", *, at: int = 4096, on: int = 0
-) -> DeviceArray:
-    owner: Any = SimpleNamespace(address=at, born=0)
-    return DeviceArray(owner, shape, typestr, CudaDevice(on))
+from .device_arrays import own, stable
 
 
 def test_inputs_that_lie_apart_are_known_after_one_look() -> None:

@@ -1,13 +1,11 @@
 """What the CUDA driver reads off arrays of any library: signatures, overlaps, predicates."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tensorplay_core.drivers.cuda.arrays import DeviceArray, View, overlap, view
-from tensorplay_core.drivers.cuda.contexts import CudaDevice
+from tensorplay_core.drivers.cuda.arrays import View, overlap, view
 from tensorplay_core.drivers.cuda.device import signature_check
 from tensorplay_core.drivers.cuda.predicates import checked
 from tensorplay_core.errors import (
@@ -16,17 +14,7 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.protocols import ConditionalKind
 
-
-def stable(value):
-    """A name of ``value`` that is the same in every process: not of where it lies."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def own(
-    shape: tuple[int, ...], typestr: str = "<f4", *, at: int = 4096, on: int = 0
-) -> DeviceArray:
-    owner: Any = SimpleNamespace(address=at, born=0)
-    return DeviceArray(owner, shape, typestr, CudaDevice(on))
+from .device_arrays import own, stable
 
 
 def torch_like(

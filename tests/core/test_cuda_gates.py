@@ -15,6 +15,8 @@ from tensorplay_core.drivers.cuda.contexts import CudaDevice
 from tensorplay_core.errors import ConditionalError, UnsupportedByDriver
 from tensorplay_core.protocols import ConditionalKind
 
+from .device_arrays import own
+
 native = pytest.importorskip("cuda.bindings.driver")
 GPU = CudaDevice(0)
 
@@ -87,8 +89,7 @@ class Driver:
 
 
 def flag(typestr: str = "|b1") -> DeviceArray:
-    owner: Any = SimpleNamespace(address=4096, born=0)
-    return DeviceArray(owner, (1,), typestr, GPU)
+    return own((1,), typestr)
 
 
 class Asked:
