@@ -1,4 +1,14 @@
+import pytest
+
 from tensorplay_core.testing import profiles
+
+from .interrupts import Interrupt
 
 # Before any test module decorates a test with `@given`, which is when settings are read.
 profiles.load()
+
+
+@pytest.fixture(scope="session")
+def interrupt_at() -> type[Interrupt]:
+    """Makes an interrupt at the n-th moment that counts."""
+    return Interrupt

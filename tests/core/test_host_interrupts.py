@@ -3,61 +3,20 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from tensorplay_core import CUDAGraph, graph, reclaim, registry, select
+from tensorplay_core import graph, reclaim, registry, select
 from tensorplay_core.pool import _shares
 
-
-class HostGraph(CUDAGraph):
-    driver = "host"
-
+from .host_work import HostGraph
 
 DRIVER: Any = select("host").driver
-
-
-class Interrupt:
-    """A profiler that raises KeyboardInterrupt at the n-th moment an interrupt can arrive.
-
-    CPython looks for signals when a function begins and after a call into C; not before such a
-    call, nor between the return of a Python function and the store of its result.
-    """
-
-    def __init__(self, moment: int) -> None:
-        self.left, self.where = moment, ""
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event not in ("call", "c_return") or "tensorplay_core" not in frame.f_code.co_filename:
-            return
-        self.left -= 1
-        # Python itself drops what a finaliser raises.
-        if self.left <= 0 and not in_finaliser(frame):
-            self.where = f"{event} in {frame.f_code.co_qualname}, line {frame.f_lineno}"
-            raise KeyboardInterrupt(self.where)
-
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-
-def in_finaliser(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in ("__del__", "_note"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def surroundings() -> tuple[object, ...]:
@@ -107,7 +66,7 @@ def failing(made: HostGraph, total: Any, flag: Any) -> None:
 @pytest.mark.parametrize("work", [plain, with_bodies, with_annotations, failing])
 @pytest.mark.parametrize("enabled", [True, False], ids=["collecting", "not collecting"])
 def test_an_interrupt_at_any_moment_leaves_nothing_on(
-    work: Callable[[HostGraph, Any, Any], None], enabled: bool
+    work: Callable[[HostGraph, Any, Any], None], enabled: bool, interrupt_at: Any
 ) -> None:
     total, flag = DRIVER.buffer([0.0]), DRIVER.buffer([True], "?")
     DRIVER.buffer([0.0])
@@ -115,7 +74,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_on(
     try:
         before = surroundings()
         for moment in count(1):
-            made, interrupt = HostGraph(), Interrupt(moment)
+            made, interrupt = HostGraph(), interrupt_at(moment, "tensorplay_core")
             with suppress(KeyboardInterrupt), interrupt.armed():
                 work(made, total, flag)
             made.close()
@@ -133,7 +92,9 @@ def test_an_interrupt_at_any_moment_leaves_nothing_on(
         gc.enable()
 
 
-def test_an_interrupt_at_any_moment_of_a_replay_leaves_the_turn_to_others() -> None:
+def test_an_interrupt_at_any_moment_of_a_replay_leaves_the_turn_to_others(
+    interrupt_at: Any,
+) -> None:
     total, one = DRIVER.buffer([0.0]), DRIVER.buffer([1.0])
 
     def add(out: Any, step: Any) -> None:
@@ -147,7 +108,7 @@ def test_an_interrupt_at_any_moment_of_a_replay_leaves_the_turn_to_others() -> N
     plan = made.stage([one], [total])
     for run in (made.replay, lambda: plan([one])):
         for moment in count(1):
-            interrupt = Interrupt(moment)
+            interrupt = interrupt_at(moment, "tensorplay_core")
             with suppress(KeyboardInterrupt), interrupt.armed():
                 run()
             for other in (made.replay, parent.replay):

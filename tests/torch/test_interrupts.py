@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,47 +19,9 @@ from torch.utils.checkpoint import checkpoint
 import tensorplay_torch as tp
 from tensorplay_core import reclaim, registry
 
-
-class Interrupt:
-    """A profiler that raises KeyboardInterrupt at the n-th moment an interrupt can arrive.
-
-    CPython looks for signals when a function begins and after a call into C; what runs inside
-    finalisers is left alone, since Python drops what they raise.
-    """
-
-    def __init__(self, moment: int) -> None:
-        self.left, self.where = moment, ""
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event not in ("call", "c_return"):
-            return
-        if not any(part in frame.f_code.co_filename for part in OURS):
-            return
-        self.left -= 1
-        if self.left <= 0 and not in_finaliser(frame):
-            self.where = f"{event} in {frame.f_code.co_qualname}, line {frame.f_lineno}"
-            raise KeyboardInterrupt(self.where)
-
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-
 # One moment in so many is tried: there are thousands, and EVERY=1 tries them all.
 EVERY = int(os.environ.get("EVERY", "41"))
 OURS = ("tensorplay_torch", "tensorplay_core", "torch/utils/_python_dispatch")
-
-
-def in_finaliser(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in ("__del__", "_note", "_thread_ended"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def surroundings() -> tuple[object, ...]:
@@ -114,7 +74,7 @@ class Work:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["draws", "trains", "branches", "fails"])
-def test_an_interrupt_at_any_moment_leaves_nothing_on(name: str) -> None:
+def test_an_interrupt_at_any_moment_leaves_nothing_on(name: str, interrupt_at: Any) -> None:
     work = Work()
     capture: Callable[[Any], None] = getattr(work, name)
     versions = [p._version for p in work.layer.parameters()]
@@ -122,7 +82,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_on(name: str) -> None:
     work.x * 1
     before = surroundings()
     for moment in count(1, EVERY):
-        made, interrupt = tp.CUDAGraph(device="cpu"), Interrupt(moment)
+        made, interrupt = tp.CUDAGraph(device="cpu"), interrupt_at(moment, *OURS)
         with suppress(KeyboardInterrupt), interrupt.armed():
             capture(made)
         made.close()
