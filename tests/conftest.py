@@ -7,6 +7,9 @@ from .interrupts import Interrupt
 # Before any test module decorates a test with `@given`, which is when settings are read.
 profiles.load()
 
+# What lies beside the test modules asserts, too, and pytest is to say what was unequal there.
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in ("adapt", "core", "cupy", "torch")))
+
 
 @pytest.fixture(scope="session")
 def interrupt_at() -> type[Interrupt]:
