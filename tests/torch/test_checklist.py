@@ -9,16 +9,7 @@ import torch
 
 import tensorplay_torch as tp
 
-gpu = pytest.mark.gpu
-
-
-def captured(function, device, **options):
-    """The graph of a function and what that returned."""
-    made = tp.CUDAGraph(device=device)
-    with tp.graph(made, **options):
-        result = function()
-    return made, result
-
+from .checklist import captured, gpu
 
 # Captures
 
