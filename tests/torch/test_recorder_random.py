@@ -13,16 +13,7 @@ import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
 from tensorplay_core.protocols import CaptureOptions
 
-
-def refusal(record, function, *args) -> OperationRefused:
-    with pytest.raises(OperationRefused) as refused:
-        record(function, *args)
-    return refused.value
-
-
-def x() -> torch.Tensor:
-    return torch.randn(4, 4)
-
+from .refusals import refusal, x
 
 SEEDED = torch.Generator().manual_seed(7).get_state()
 

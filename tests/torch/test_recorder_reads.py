@@ -19,24 +19,12 @@ import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
 from tensorplay_core.errors import CaptureInvalidated
 
+from .refusals import refusal, x
+
 
 def here() -> str:
     """The line below the caller's."""
     return f"{__file__}:{sys._getframe(1).f_lineno + 1}"
-
-
-def refusal(record, function, *args) -> OperationRefused:
-    with pytest.raises(OperationRefused) as refused:
-        record(function, *args)
-    error = refused.value
-    assert error.where in str(error)
-    assert error.where.startswith(f"{__file__}:")
-    assert all((error.doing, error.subject, error.met, error.remedy))
-    return error
-
-
-def x() -> torch.Tensor:
-    return torch.randn(4, 4)
 
 
 HOST_READS = {

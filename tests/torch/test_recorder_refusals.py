@@ -5,27 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensorplay_core import OperationRefused
+from .refusals import refusal, x
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*Sparse CSR tensor support:UserWarning"),
 ]
-
-
-def refusal(record, function, *args) -> OperationRefused:
-    with pytest.raises(OperationRefused) as refused:
-        record(function, *args)
-    error = refused.value
-    assert error.where in str(error)
-    assert error.where.startswith(f"{__file__}:")
-    assert all((error.doing, error.subject, error.met, error.remedy))
-    return error
-
-
-def x() -> torch.Tensor:
-    return torch.randn(4, 4)
 
 
 VALUE_SHAPES = {
