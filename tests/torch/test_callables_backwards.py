@@ -10,20 +10,8 @@ from torch import nn
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def mlp(device):
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).to(device)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (3, 4)), requires_grad=True)
-
-
-GRADS = pytest.mark.parametrize("param_grads", ["autograd", "in_graph"])
+from .backwards import GRADS, leaf, mlp
+from .callables import rand
 
 
 @GRADS

@@ -10,13 +10,7 @@ from torch import nn
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (3, 4)), requires_grad=True)
+from .backwards import leaf
 
 
 def chain(device, n=3, width=4):

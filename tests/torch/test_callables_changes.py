@@ -10,13 +10,7 @@ from torch import nn
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (6, 4)), requires_grad=True)
+from .callables import leaf, rand
 
 
 def test_the_other_mode_runs_the_original_forward(device, twins):

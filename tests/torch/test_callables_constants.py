@@ -12,14 +12,12 @@ from torch import nn
 
 import tensorplay_torch as tp
 
+from .callables import rand
+
 
 class Kind(enum.Enum):
     SUM = 1
     MEAN = 2
-
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,8 @@ from torch import nn
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def mlp(device):
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).to(device)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (3, 4)), requires_grad=True)
+from .backwards import leaf, mlp
+from .callables import rand
 
 
 def test_in_graph_gradients_follow_what_the_user_does_to_grad(device, twins):

@@ -14,6 +14,8 @@ from torch import nn
 
 import tensorplay_torch as tp
 
+from .callables import rand
+
 Pair = namedtuple("Pair", "left right")
 
 
@@ -28,10 +30,6 @@ class Batch:
 class Frozen:
     value: torch.Tensor
     parts: tuple[Any, ...] = field(default=())
-
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
 
 
 def differences(caught):

@@ -18,13 +18,7 @@ from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_n
 import tensorplay_torch as tp
 from tensorplay_torch.graphing import candidate, entries
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (6, 4)), requires_grad=True)
+from .callables import leaf, rand
 
 
 def test_copies_and_pickles_are_without_graphs(device):

@@ -13,18 +13,7 @@ from torch import distributed, nn
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (6, 4)), requires_grad=True)
-
-
-def mlp(device):
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
-
+from .callables import leaf, mlp, rand
 
 # What is not plain dense memory
 

@@ -11,6 +11,8 @@ from torch import nn
 
 import tensorplay_torch as tp
 
+from .callables import rand
+
 Pair = namedtuple("Pair", "left right")
 
 
@@ -19,10 +21,6 @@ class Output:
     logits: torch.Tensor
     loss: torch.Tensor | None = None
     note: str = "as it was"
-
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
 
 
 class Module(nn.Module):

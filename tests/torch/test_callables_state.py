@@ -12,13 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm as parametrized_spectr
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
-
-
-def leaf(device, *shape):
-    return rand(device, *(shape or (6, 4)), requires_grad=True)
+from .callables import leaf, rand
 
 
 def everything(module):

@@ -13,9 +13,7 @@ from torch import nn
 
 import tensorplay_torch as tp
 
-
-def rand(device, *shape, **options):
-    return torch.randn(*shape, device=device, **options)
+from .callables import rand
 
 
 @tp.graphed

@@ -1,0 +1,18 @@
+"""Inputs and a small module, for the tests of graphed callables."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def rand(device, *shape, **options):
+    return torch.randn(*shape, device=device, **options)
+
+
+def leaf(device, *shape):
+    return rand(device, *(shape or (6, 4)), requires_grad=True)
+
+
+def mlp(device):
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
