@@ -6,11 +6,14 @@ import copy
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import tensorplay_torch as tp
 
 from .backwards import leaf
+from .drawn_modules import LAYERS, Model, arguments, compare, ways, weighted
 
 
 def chain(device, n=3, width=4):
@@ -98,3 +101,40 @@ def test_callables_of_separate_calls_do_not_disturb_each_other(device):
         found = torch.autograd.grad(ours[n].square().sum(), x)
         wanted = torch.autograd.grad(theirs[n].square().sum(), x)
         assert torch.equal(found[0], wanted[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.usefixtures("exact")
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    parts=st.lists(
+        st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=2), min_size=2, max_size=3
+    ),
+    way=ways,
+    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=4),
+)
+def test_any_chain_of_callables_is_as_eager_s(device, parts, way, seeds):
+    torch.manual_seed(5)
+    eager = [Model(layers, "tensor", "tensor").to(device) for layers in parts]
+    graphed = copy.deepcopy(eager)
+    samples = tuple(arguments("tensor", True, 0, device) for _ in parts)
+    tp.make_graphed_callables(tuple(graphed), samples, allow_unused_input=True, **way)
+    for seed in seeds:
+        results = []
+        torch.manual_seed(seed)
+        for chain in (eager, graphed):
+            torch.manual_seed(seed)
+            (x,) = arguments("tensor", True, seed, device)
+            y = x
+            for module in chain:
+                y = module(y)
+            weighted(y).backward()
+            results.append((y, x.grad))
+        compare(*results)
+        for one, other in zip(eager, graphed, strict=True):
+            for p, q in zip(one.parameters(), other.parameters(), strict=True):
+                compare(p.grad, q.grad)
+            compare(dict(one.state_dict()), dict(other.state_dict()))
