@@ -12,6 +12,8 @@ from torch import nn
 
 from tensorplay_adapt import CudaGraphAdaptationStep
 
+from .optimizers import OPTIMIZERS
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
@@ -31,6 +33,12 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(before[0])
     torch.set_num_threads(before[1])
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def optimizer(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Optimizer]:
+    """Makes an optimizer of a model's parameters."""
+    return OPTIMIZERS[request.param]
 
 
 @pytest.fixture

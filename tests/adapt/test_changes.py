@@ -7,17 +7,11 @@ import gc
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import nn
 
 from tensorplay_core.errors import SignatureMismatch, StaleGraph
 
-
-def adamw(parameters):
-    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
-
-
-def sgd(parameters):
-    return optim.SGD(parameters, lr=0.05, momentum=0.9)
+from .optimizers import adamw, sgd
 
 
 def load_optimizer(training):

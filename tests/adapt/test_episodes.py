@@ -8,14 +8,11 @@ from torch import optim
 
 from tensorplay_core.errors import SignatureMismatch
 
-
-def adamw(parameters):
-    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
-
+from .optimizers import adamw, sgd
 
 OPTIMIZERS = {
     "AdamW": adamw,
-    "SGD": lambda p: optim.SGD(p, lr=0.05, momentum=0.9),
+    "SGD": sgd,
     "damped SGD": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3),
 }
 

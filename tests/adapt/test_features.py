@@ -11,21 +11,7 @@ from torch import nn, optim
 from tensorplay_adapt import CudaGraphAdaptationStep
 from tensorplay_core.errors import ArgumentError
 
-
-def adamw(parameters):
-    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
-
-
-def sgd(parameters):
-    return optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-OPTIMIZERS = {"AdamW": adamw, "SGD": sgd}
-
-
-@pytest.fixture(params=OPTIMIZERS)
-def optimizer(request):
-    return OPTIMIZERS[request.param]
+from .optimizers import adamw, sgd
 
 
 def test_clipping_and_its_norm(twins, optimizer, device):

@@ -10,6 +10,8 @@ from torch import nn, optim
 
 from tensorplay_core.errors import OperationRefused, StaleGraph
 
+from .optimizers import adamw, sgd
+
 
 class Own(optim.Optimizer):
     """Somebody's own: reads its groups in every way."""
@@ -36,14 +38,6 @@ class Own(optim.Optimizer):
 
 def rprop(parameters):
     return optim.Rprop(parameters, lr=0.01)
-
-
-def sgd(parameters):
-    return optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-def adamw(parameters):
-    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
 
 
 def changing(name, value):

@@ -15,9 +15,7 @@ from tensorplay_adapt import capturing, formulas
 from tensorplay_adapt.hyperparameters import values_of
 from tensorplay_core.errors import StaleGraph
 
-
-def adamw(parameters):
-    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
+from .optimizers import adamw
 
 
 def sgd(parameters):

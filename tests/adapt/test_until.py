@@ -13,21 +13,7 @@ from tensorplay_core.errors import (
     SignatureMismatch,
 )
 
-
-def adamw(parameters):
-    return optim.AdamW(parameters, lr=0.01, fused=True, capturable=True)
-
-
-def sgd(parameters):
-    return optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-OPTIMIZERS = {"AdamW": adamw, "SGD": sgd}
-
-
-@pytest.fixture(params=OPTIMIZERS)
-def optimizer(request):
-    return OPTIMIZERS[request.param]
+from .optimizers import sgd
 
 
 def eagerly(training, x, y, tolerance, max_steps):

@@ -13,6 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tensorplay_adapt import CudaGraphAdaptationStep
 from tensorplay_core.errors import StaleGraph
 
+from .optimizers import sgd
+
 
 class Scaled(nn.Module):
     """Reads attributes of many kinds."""
@@ -43,10 +45,6 @@ def net():
         Scaled(),
         nn.Linear(16, 4),
     )
-
-
-def sgd(parameters):
-    return optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 ATTRIBUTES = [
