@@ -71,12 +71,16 @@ def live() -> list[Registered]:
 
 def presence() -> Presence:
     """This thread's."""
-    found = getattr(_here, "presence", None)
+    found: Presence | None = _here.__dict__.get("presence")
     if found is None:
-        found = _here.presence = Presence(threading.current_thread().name)
-        # Run by the ending thread itself, with the last of it: a capture that only its own thread
-        # may end can still be ended then. It holds the graphs, so that none dies capturing.
-        weakref.finalize(found, _thread_ended, found.name, found.stack).atexit = False
+        made = Presence(threading.current_thread().name)
+        # A finaliser may have asked for it meanwhile: the first one made is the thread's.
+        found = _here.__dict__.setdefault("presence", made)
+        if found is made:
+            # Run by the ending thread itself, with the last of it: a capture that only its own
+            # thread may end can still be ended then. It holds the graphs, so that none dies
+            # capturing.
+            weakref.finalize(found, _thread_ended, found.name, found.stack).atexit = False
     return found
 
 

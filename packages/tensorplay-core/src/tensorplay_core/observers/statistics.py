@@ -32,7 +32,8 @@ class StatisticsObserver:
 
     def __init__(self) -> None:
         self.calls: dict[str, CallStatistics] = {}
-        self._lock = threading.Lock()
+        # Reentrant, because a finaliser that ends a graph may run in the midst of its holder.
+        self._lock = threading.RLock()
 
     def add(self, hook: str, seconds: float, *, failed: bool) -> None:
         """Adds one call."""

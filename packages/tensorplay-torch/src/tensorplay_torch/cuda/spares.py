@@ -43,7 +43,8 @@ class OneSpare:
 
     def __init__(self) -> None:
         self._kept: dict[torch.device, _Spare] = {}
-        self._lock = threading.Lock()
+        # Reentrant, because a finaliser that ends a graph may run in the midst of its holder.
+        self._lock = threading.RLock()
 
     def keep(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> bool:
         """Takes what ``pool`` has, with the graph that keeps it; False if it does not want it.

@@ -175,7 +175,8 @@ class PoolRegistry:
         self._devices: dict[Hashable, torch.device] = {}
         self._serials = itertools.count(1)
         self.spares: Spares = NoSpares()
-        self._lock = threading.Lock()
+        # Reentrant, because a finaliser that ends a graph may run in the midst of its holder.
+        self._lock = threading.RLock()
 
     def create(self, device: torch.device) -> TorchPool:
         """A pool that nothing is in yet."""

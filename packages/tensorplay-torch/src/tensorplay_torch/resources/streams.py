@@ -88,7 +88,8 @@ class SideStreams:
         self._bases = bases
         self._free: dict[torch.device, list[Lane]] = {}
         self._spoilt: list[Lane] = []
-        self._lock = threading.Lock()
+        # Reentrant, because a finaliser that ends a graph may run in the midst of its holder.
+        self._lock = threading.RLock()
 
     def of(self, pool: TorchPool) -> torch.cuda.Stream:
         """The stream that captures into ``pool`` run on."""

@@ -32,8 +32,13 @@ SPECIAL = (0, 1, 2)
 class Current(threading.local):
     """The current streams of each thread by device ordinal, the legacy one where none is set."""
 
-    def __init__(self) -> None:
-        self.streams: dict[int, int] = {}
+    streams: dict[int, int]
+
+    def __getattr__(self, name: str) -> dict[int, int]:
+        # Not in `__init__`, inside which a finaliser would find half of it.
+        if name != "streams":
+            raise AttributeError(name)
+        return self.__dict__.setdefault("streams", {})  # type: ignore[no-any-return]
 
 
 class Stream:

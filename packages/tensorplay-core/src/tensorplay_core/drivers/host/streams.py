@@ -89,11 +89,22 @@ class ThreadState:
     waiting: Turn | None = None
 
 
-class Threads(threading.local):
+class Threads:
     """Each thread's own state, which begins on the legacy stream."""
 
     def __init__(self, legacy: Stream) -> None:
-        self.state = ThreadState(threading.current_thread().name, legacy)
+        self._legacy, self._here = legacy, threading.local()
+
+    @property
+    def state(self) -> ThreadState:
+        """This thread's."""
+        own = self._here.__dict__
+        try:
+            return own["state"]  # type: ignore[no-any-return]
+        except KeyError:
+            # A finaliser may ask for it while it is made: the first one made is the thread's.
+            made = ThreadState(threading.current_thread().name, self._legacy)
+            return own.setdefault("state", made)  # type: ignore[no-any-return]
 
 
 class Stream:
