@@ -8,7 +8,8 @@ from .interrupts import Interrupt
 profiles.load()
 
 # What lies beside the test modules asserts, too, and pytest is to say what was unequal there.
-pytest.register_assert_rewrite(*(f"tests.{name}" for name in ("adapt", "core", "cupy", "torch")))
+ASSERTING = ("adapt", "core", "cupy", "equality", "torch")
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in ASSERTING))
 
 
 @pytest.fixture(scope="session")

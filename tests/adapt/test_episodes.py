@@ -7,6 +7,7 @@ import torch
 from torch import optim
 
 from tensorplay_core.errors import SignatureMismatch
+from tests.equality import assert_all_equal
 
 from .optimizers import adamw, sgd
 
@@ -45,7 +46,7 @@ def test_episodes_begin_alike(twins, device, optimizer, steps):
         pair.step.reset_to(snapshot)
         assert same(begun, everything(pair.ours))
         again = [pair.step(*batch) for batch in batches]
-        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+        assert_all_equal(again, first)
         assert same(ended, everything(pair.ours))
     assert pair.step.stale == ()
 

@@ -14,6 +14,7 @@ from torch import nn, optim
 from tensorplay_adapt import CudaGraphAdaptationStep
 from tensorplay_core.errors import OperationRefused, StaleGraph
 from tensorplay_torch import while_loop
+from tests.equality import assert_all_equal
 
 mse = nn.functional.mse_loss
 
@@ -80,7 +81,7 @@ def test_a_number_that_changes_from_call_to_call_is_refused(device, source, warm
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(OperationRefused, match=r"in one call and .* in the next"):
         captured(model, device, warmup_steps=warmup)
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert_all_equal(model.state_dict(), before)
 
 
 def test_the_gradient_transform_is_compared(device):

@@ -12,6 +12,7 @@ from tensorplay_core.errors import (
     OperationRefused,
     SignatureMismatch,
 )
+from tests.equality import assert_all_equal
 
 from .optimizers import sgd
 
@@ -98,7 +99,7 @@ def test_dropout_in_a_loop_is_refused_by_name(twins, device, make_net):
     with pytest.raises(OperationRefused) as met:
         pair.step.until(*pair.batch(), tolerance=0.1, max_steps=3)
     assert "dropout (Dropout)" in "".join(met.value.__notes__)
-    assert all(torch.equal(before[n], v) for n, v in pair.ours.model.state_dict().items())
+    assert_all_equal(pair.ours.model.state_dict(), before)
     pair.run(2)  # A plain step is none the worse.
 
 

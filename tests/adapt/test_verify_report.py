@@ -12,11 +12,17 @@ from torch import nn, optim
 from tensorplay_adapt import CudaGraphAdaptationStep, Report
 from tensorplay_adapt.verify import ulps
 from tensorplay_core.errors import ArgumentError
+from tests.equality import assert_all_equal
 
 OPTIMIZERS = {
     "AdamW": lambda p: optim.AdamW(p, lr=0.01, fused=True, capturable=True),
     "damped SGD": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3),
 }
+
+
+def tensors(training):
+    found = training.everything()
+    return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -26,16 +32,14 @@ def test_a_good_step_verifies(twins, device, make_net, optimizer):
     )
     for taken in (0, 2):
         pair.run(taken)
-        before = pair.ours.everything()
-        before = {n: v.clone() for n, v in before.items() if isinstance(v, torch.Tensor)}
+        before = {name: one.clone() for name, one in tensors(pair.ours).items()}
         random = pair.random_state()
         found = pair.step.verify(6)
         assert found.equal, str(found)
         assert str(found).endswith("equal bit for bit")
         assert found.steps == 6
         assert torch.equal(pair.random_state(), random)
-        after = pair.ours.everything()
-        assert all(torch.equal(value, after[name]) for name, value in before.items())
+        assert_all_equal(tensors(pair.ours), before)
     pair.run(3)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 
 def sample(device, *shape, requires_grad=True):
@@ -107,7 +108,7 @@ def test_callables_that_share_a_pool_run_one_after_the_other(device):
     for model, wanted in zip(models, expected, strict=True):
         loss = model(x).square().sum()
         found = torch.autograd.grad(loss, [x, *model.parameters()])
-        assert all(map(torch.equal, found, wanted))
+        assert_all_equal(found, wanted)
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .backwards import leaf
 from .drawn_modules import LAYERS, Model, arguments, compare, ways, weighted
@@ -65,7 +66,7 @@ def test_callables_apart_in_a_tuple_in_every_order(device):
                 except tp.StaleGraph as error:
                     refused.append(error.met)
                     continue
-                assert all(map(torch.equal, found, wanted))
+                assert_all_equal(found, wanted)
             in_order = (forwards, backwards) == ((0, 1), (1, 0))
             assert len(refused) == (0 if in_order else 1)
             assert all("before it in the tuple" in met for met in refused)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 
 def rand(device, *shape, **options):
@@ -126,7 +127,7 @@ def test_inputs_written_in_any_way_are_refused(device, write):
     before = copy.deepcopy(args)
     with pytest.raises(tp.OperationRefused, match=r"it changes args\[\d\] in place"):
         tp.graphed(f)(*args)
-    assert all(map(torch.equal, args, before))
+    assert_all_equal(args, before)
 
 
 class Kind(torch.Tensor):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .backwards import GRADS, leaf, mlp
 from .callables import rand
@@ -58,7 +59,7 @@ def test_gradients_taken_by_autograd_grad(device, twins):
         other = pair.inputs[1][0][0]
         found = torch.autograd.grad(result.square().sum(), [other, *pair.graphed.parameters()])
         wanted = torch.autograd.grad(expected.square().sum(), [x, *pair.eager.parameters()])
-        assert all(map(torch.equal, found, wanted))
+        assert_all_equal(found, wanted)
         assert all(p.grad is None for p in pair.graphed.parameters())
     result, expected = pair.call(leaf(device))
     weight = next(iter(pair.graphed.parameters()))
@@ -125,7 +126,7 @@ def test_hooks_on_inputs_outputs_and_retained_gradients(device):
         y.retain_grad()
         y.square().sum().backward()
         results.append((start.grad, middle.grad, y.grad))
-    assert all(map(torch.equal, *results))
+    assert_all_equal(*results)
     assert torch.equal(*seen)
 
 
@@ -200,7 +201,7 @@ def test_tensors_that_a_function_closes_over_get_gradients(device):
     graphed = tp.make_graphed_callables(work, (x,))
     for _ in range(2):
         found = torch.autograd.grad(graphed(x).square().sum(), leaves)
-        assert all(map(torch.equal, found, wanted))
+        assert_all_equal(found, wanted)
     graphed(x).square().sum().backward()
     assert torch.equal(weight.grad, wanted[1])
 
@@ -220,7 +221,7 @@ def test_trainable_buffers_get_gradients(device):
     wanted = torch.autograd.grad(module(x).square().sum(), [x, module.scale])
     tp.make_graphed_callables(module, (x,))
     found = torch.autograd.grad(module(x).square().sum(), [x, module.scale])
-    assert all(map(torch.equal, found, wanted))
+    assert_all_equal(found, wanted)
 
 
 def test_history_from_before_the_call_is_refused(device):
@@ -278,7 +279,7 @@ def test_reentrant_checkpoint_is_refused_by_name(device):
     tp.make_graphed_callables(module, (x,))
     for _ in range(2):
         found = torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])
-        assert all(map(torch.equal, found, wanted))
+        assert_all_equal(found, wanted)
 
 
 def test_custom_functions_inside(device, twins):

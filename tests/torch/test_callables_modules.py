@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_n
 
 import tensorplay_torch as tp
 from tensorplay_torch.graphing import candidate, entries
+from tests.equality import assert_all_equal
 
 from .callables import leaf, rand
 
@@ -239,7 +240,7 @@ def test_a_graphed_module_inside_another_is_part_of_it(device, twins):
         assert torch.equal(result, expected)
         found = torch.autograd.grad(result.square().sum(), [x, *outer.parameters()])
         wanted = torch.autograd.grad(expected.square().sum(), [x, *eager.parameters()])
-        assert all(map(torch.equal, found, wanted))
+        assert_all_equal(found, wanted)
     assert inner.forward.counts.replayed == 0
     inner(leaf(device))
     assert inner.forward.counts.replayed == 1

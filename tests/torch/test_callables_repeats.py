@@ -11,6 +11,7 @@ import torch
 
 import tensorplay_torch as tp
 from tensorplay_torch.tracking.repeats import Repeats
+from tests.equality import assert_all_equal
 
 numpy = pytest.importorskip("numpy")
 
@@ -161,7 +162,7 @@ def test_conditionals_may_decide_otherwise_in_each_call(device):
     expected = [f(x) for _ in range(4)]
     total.zero_()
     graphed = tp.graphed(f)
-    assert all(torch.equal(graphed(x), one) for one in expected)
+    assert_all_equal([graphed(x) for _ in expected], expected)
 
 
 def test_a_nan_among_the_numbers_is_the_same_number():

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm as parametrized_spectral_norm
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .callables import leaf, rand
 
@@ -22,12 +23,6 @@ def everything(module):
         f"{n}.grad": p.grad.clone() for n, p in module.named_parameters() if p.grad is not None
     }
     return found
-
-
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
 
 
 class Moving(nn.Module):
@@ -68,7 +63,7 @@ def test_warm_up_and_capture_move_nothing(device, warmup):
     tp.make_graphed_callables(module, (x,), num_warmup_iters=warmup)
     with torch.no_grad():
         tp.graphed(lambda x: module(x)).prepare(x)
-    assert_same(everything(module), before)
+    assert_all_equal(everything(module), before)
     assert torch.equal(module.plain, plain)
     assert torch.equal(module.parts[0], parts)
     assert {name: buffer._version for name, buffer in module.named_buffers()} == versions
@@ -106,7 +101,7 @@ def test_a_capture_that_fails_moves_nothing(device):
     with pytest.raises((tp.CaptureError, RuntimeError)) as caught:
         tp.make_graphed_callables(module, (x,))
     assert "item" in str(caught.value) or "scalar" in str(caught.value)
-    assert_same(everything(module), before)
+    assert_all_equal(everything(module), before)
     assert torch.equal(module.plain, plain)
     assert torch.equal(torch.get_rng_state(), state)
     assert not hasattr(module, "note")
@@ -121,7 +116,9 @@ def test_parameters_are_themselves_afterwards(device):
     weights = list(module._flat_weights)
     with torch.backends.mkldnn.flags(enabled=False):
         tp.make_graphed_callables(module, (leaf(device, 5, 2, 4),))
-    assert all(parameters[name] is one for name, one in module.named_parameters())
+    now = dict(module.named_parameters())
+    assert now.keys() == parameters.keys()
+    assert all(parameters[name] is one for name, one in now.items())
     assert all(one is other for one, other in zip(module._flat_weights, weights, strict=True))
 
 

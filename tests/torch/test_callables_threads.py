@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .callables import leaf, mlp, rand
 
@@ -56,7 +57,7 @@ def test_calls_on_changing_streams_are_ordered():
             found.append(torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()]))
     torch.cuda.synchronize()
     for one, other in zip(found, wanted, strict=True):
-        assert all(map(torch.equal, one, other))
+        assert_all_equal(one, other)
 
 
 @pytest.mark.gpu
@@ -87,7 +88,7 @@ def test_accumulators_that_remember_another_stream(keep):
     tp.make_graphed_callables(module, (x,))
     found = torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])
     wanted = torch.autograd.grad(eager(x).square().sum(), [x, *eager.parameters()])
-    assert all(map(torch.equal, found, wanted))
+    assert_all_equal(found, wanted)
     module(x).square().sum().backward()
     assert torch.equal(module[0].weight.grad, wanted[1])
     del kept

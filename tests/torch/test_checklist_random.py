@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .checklist import aside, captured, gpu
 
@@ -44,7 +45,7 @@ def test_masks_follow_the_stream_of_the_generator_between_eager_calls(device, na
         if replayed:
             made.replay()
         found.append(y.clone() if replayed else call(x))
-    assert all(map(torch.equal, found, expected))
+    assert_all_equal(found, expected)
     assert not torch.equal(expected[0], expected[1])
     for value in (6, 128, 9999):
         seed(value)
@@ -122,7 +123,7 @@ def test_a_recurrent_layers_dropout_follows_eager(device):
         first = layer(x)[0]
         made.replay()
         second, third = y.clone(), layer(x)[0]
-    assert all(map(torch.equal, (first, second, third), expected))
+    assert_all_equal((first, second, third), expected)
 
 
 @gpu
@@ -141,7 +142,7 @@ def test_a_checkpoint_draws_again_what_its_forward_drew():
     seed(5)
     made, found = captured(step, "cuda")
     made.replay()
-    assert all(map(torch.equal, found, expected))
+    assert_all_equal(found, expected)
 
 
 def test_a_checkpoint_that_restores_the_generator_is_refused_on_the_cpu():

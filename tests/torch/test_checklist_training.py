@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .checklist import aside, captured, gpu
 
@@ -149,7 +150,7 @@ def trained(kind, options, *, replayed: int, device: str) -> list[torch.Tensor]:
 def test_an_optimizers_steps_are_replayed(kind, options):
     eager = trained(kind, options, replayed=0, device="cuda")
     graphed = trained(kind, options, replayed=3, device="cuda")
-    assert all(map(torch.equal, graphed, eager))
+    assert_all_equal(graphed, eager)
 
 
 @gpu
@@ -167,7 +168,7 @@ def test_one_parameter_group_that_counts_on_the_host_is_refused():
     with pytest.raises((tp.OperationRefused, RuntimeError), match="apturable"):
         captured(optimizer.step, "cuda")
     torch.cuda.synchronize()
-    assert all(torch.equal(one, old) for one, old in zip(parameters, before, strict=True))
+    assert_all_equal(parameters, before)
 
 
 @gpu
@@ -197,4 +198,4 @@ def test_a_step_with_scaled_gradients_is_replayed():
                 step()
         return [*(p.detach() for p in model.parameters()), scaler._scale]
 
-    assert all(map(torch.equal, run(True), run(False)))
+    assert_all_equal(run(True), run(False))

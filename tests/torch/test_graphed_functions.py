@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .callables import rand
 
@@ -95,7 +96,7 @@ def test_the_signature_is_strict(device):
 
 def test_results_are_the_caller_s_own(device):
     held = [(x, doubled(x)) for x in (rand(device, 3) for _ in range(5))]
-    assert all(torch.equal(y, x * 2) for x, y in held)
+    assert_all_equal([y for _, y in held], [x * 2 for x, _ in held])
 
 
 def test_both_grad_modes_whichever_comes_first(device):
@@ -112,7 +113,7 @@ def test_both_grad_modes_whichever_comes_first(device):
                 if grad:
                     found = torch.autograd.grad(y.sum(), [x, *module.parameters()])
                     wanted = torch.autograd.grad(z.sum(), [x, *eager.parameters()])
-                    assert all(map(torch.equal, found, wanted))
+                    assert_all_equal(found, wanted)
         assert graphed.counts == (3, 0, 2)
 
 

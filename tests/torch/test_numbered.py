@@ -10,6 +10,7 @@ import torch
 import tensorplay_torch as tt
 from tensorplay_core.errors import DriverCallFailed
 from tensorplay_torch.numbered import numbered
+from tests.equality import assert_all_equal
 
 OLD, NEW = 2.7182818, 0.57721566
 
@@ -87,7 +88,7 @@ def test_numbers_of_many_tensors_at_once(device):
     g.replay()
     expected = [torch.ones_like(one) for one in xs]
     torch._foreach_add_(expected, ys, alpha=NEW)
-    assert all(map(torch.equal, xs, expected))
+    assert_all_equal(xs, expected)
 
 
 def test_results_that_are_copied_take_new_numbers_too(device):
@@ -105,7 +106,7 @@ def test_results_that_are_copied_take_new_numbers_too(device):
             node.rewrite(g, changed(node.data, OLD, NEW))
     g.replay()
     expected = torch._foreach_add(xs, xs, alpha=NEW)
-    assert all(map(torch.equal, totals, expected))
+    assert_all_equal(totals, expected)
 
 
 def test_only_what_is_captured_in_the_block_is_seen(device):

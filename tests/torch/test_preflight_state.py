@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
 
 from .preflights import only, problems
 
@@ -170,7 +171,7 @@ def test_optimizer_state_that_is_not_there_yet_is_found_and_undone(training, x):
     assert finding.where.startswith(HERE)
     assert not optimizer.state
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_all_equal(model.state_dict(), before)
 
 
 def test_once_warmed_up_a_step_is_fine_and_nothing_moves(training, x):
@@ -190,7 +191,7 @@ def test_once_warmed_up_a_step_is_fine_and_nothing_moves(training, x):
     for p, grad, before, value in zip(model.parameters(), grads, state, values, strict=True):
         assert p.grad is grad
         assert torch.equal(p, value)
-        assert all(torch.equal(optimizer.state[p][name], before[name]) for name in before)
+        assert_all_equal(optimizer.state[p], before)
 
 
 def test_an_optimizer_that_counts_on_the_host_is_found_with_the_spelling_that_helps(training, x):

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorplay_core import OperationRefused, ReplayError
 from tensorplay_torch.resources.storages import key_of
+from tests.equality import assert_all_equal
 
 from .programs import NAMES, Programs, flat, same, weight
 
@@ -89,7 +90,7 @@ def test_a_capture_changes_nothing(record):
         parameter.grad = torch.ones_like(parameter)
     record(body)
     assert [tensor._version for tensor in (outside, *model.state_dict().values())] == versions
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert_all_equal(model.state_dict(), state)
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.equal(outside, value)
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
@@ -138,7 +139,8 @@ def test_what_is_on_around_a_replay_does_not_matter(record, mode):
         on = torch.is_grad_enabled()
     assert on == (mode not in {"no_grad", "inference"})
     assert Modes.Counting.seen == 0
-    assert all(map(same, captured.result, body()))
+    for ours, theirs in zip(captured.result, body(), strict=True):
+        assert same(ours, theirs)
 
 
 def test_a_replay_runs_in_any_thread(record):

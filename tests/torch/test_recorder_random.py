@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
 from tensorplay_core.protocols import CaptureOptions
+from tests.equality import assert_all_equal
 
 from .refusals import refusal, x
 
@@ -91,7 +92,7 @@ def test_generators_have_to_be_known(record):
         after = generator.get_state()
         generator.set_state(before)
         torch.manual_seed(1)
-        assert all(map(torch.equal, captured.result, body()))
+        assert_all_equal(captured.result, body())
         assert torch.equal(generator.get_state(), after)
         before = after
 
@@ -150,7 +151,7 @@ def test_a_state_that_is_read_and_put_back_is_none_set(record):
     assert torch.equal(torch.get_rng_state(), before)
     captured.replay()
     torch.manual_seed(5)
-    assert all(map(torch.equal, captured.result, body()))
+    assert_all_equal(captured.result, body())
 
 
 DRAWS = {
@@ -186,7 +187,7 @@ def test_draws_of_other_threads_are_theirs(record, name):
     torch.manual_seed(5)
     captured.replay()
     torch.manual_seed(5)
-    assert all(map(torch.equal, captured.result, (torch.rand(3), torch.rand(3))))
+    assert_all_equal(captured.result, (torch.rand(3), torch.rand(3)))
 
 
 def test_another_thread_draws_all_the_while(record):

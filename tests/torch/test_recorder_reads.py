@@ -18,6 +18,7 @@ import torch
 import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
 from tensorplay_core.errors import CaptureInvalidated
+from tests.equality import assert_all_equal
 
 from .refusals import refusal, x
 
@@ -114,7 +115,7 @@ def test_what_shares_memory_is_fine(record):
         with torch.no_grad():
             linear.weight.fill_(value)
         captured.replay()
-        assert all(map(torch.equal, captured.result, body()))
+        assert_all_equal(captured.result, body())
 
 
 def test_the_line_is_the_users(record):

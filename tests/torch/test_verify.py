@@ -11,6 +11,7 @@ from torch import nn
 import tensorplay_torch as tp
 from tensorplay_torch import assert_replay_equals_eager as check
 from tensorplay_torch.checking.comparison import difference, drawn_like
+from tests.equality import assert_all_equal
 
 
 @pytest.fixture
@@ -98,8 +99,7 @@ def test_a_module_is_differentiated_and_stays_as_it_was(model, x):
     before, random_state = state_of(model), torch.get_rng_state()
     x.requires_grad_()
     check(model, x, rounds=4)
-    after = state_of(model)
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert_all_equal(model.state_dict(), before)
     assert all(p.grad is None for p in model.parameters())
     assert x.grad is None
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -129,7 +129,7 @@ def test_a_training_step_is_equal_and_undone(model, x):
     moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
     grads = [p.grad for p in model.parameters()]
     check(step, x)
-    assert all(torch.equal(state_of(model)[name], value) for name, value in before.items())
+    assert_all_equal(model.state_dict(), before)
     for p, moment, grad in zip(model.parameters(), moments, grads, strict=True):
         assert torch.equal(optimizer.state[p]["exp_avg"], moment)
         assert p.grad is grad
@@ -240,7 +240,7 @@ def test_an_exception_is_the_users_own_and_everything_is_put_back(model, x):
 
     with pytest.raises(KeyError):
         check(fails, x)
-    assert all(torch.equal(state_of(model)[name], value) for name, value in before.items())
+    assert_all_equal(model.state_dict(), before)
 
 
 def test_many_differences_are_counted(x):
