@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tensorplay_adapt import CudaGraphAdaptationStep
+from tests.determinism import deterministic
 
 from .optimizers import OPTIMIZERS
 
@@ -27,12 +28,11 @@ def device(request: pytest.FixtureRequest) -> str:
 def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch's deterministic algorithms, on one thread: equal work gives equal bits."""
     monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.set_num_threads(before[1])
+    with deterministic(warn_only=True):
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=OPTIMIZERS)

@@ -7,6 +7,7 @@ import torch
 
 from tensorplay_torch.cpu.isolation import isolated
 from tensorplay_torch.cpu.recorder import Recorder
+from tests.determinism import deterministic
 
 from . import cuda_seam
 from .twins import Twins
@@ -29,10 +30,8 @@ def x(device: str) -> torch.Tensor:
 @pytest.fixture
 def exact():
     """torch's deterministic algorithms: equal work gives equal bits."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before)
+    with deterministic(warn_only=True):
+        yield
 
 
 @pytest.fixture

@@ -59,21 +59,25 @@ def layouts(tensor: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
 @pytest.fixture(scope="module")
 def database():
     """The operators, without warnings and without seeds of their own."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        # Imported, torch's own tests forbid everybody to assign a backend's flags, and for good.
+        patch.setattr(torch.backends, "disable_global_flags", lambda: None)
         from torch.testing._internal.common_methods_invocations import op_db
 
-        patched = []
-        for module in list(sys.modules.values()):
-            wrapper = vars(module).get("wrapper_set_seed") if hasattr(module, "__dict__") else None
-            if wrapper is not None:
-                patched.append((module, wrapper))
-                module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+        seeders = [
+            module
+            for module in list(sys.modules.values())
+            if "wrapper_set_seed" in getattr(module, "__dict__", {})
+        ]
+        assert seeders
+        for module in seeders:
+            patch.setattr(
+                module, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs)
+            )
         threads = torch.get_num_threads()
         yield [op for op in op_db if not op.name.startswith("jiterator")]
         torch.set_num_threads(threads)
-        for module, wrapper in patched:
-            module.wrapper_set_seed = wrapper
 
 
 class Sweep:

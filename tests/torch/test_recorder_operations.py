@@ -47,8 +47,10 @@ BY_DEFAULT = {
 
 def inside(x: torch.Tensor) -> torch.Tensor:
     torch.set_default_dtype(torch.float64)
-    third = x / 3
-    torch.set_default_dtype(torch.float32)
+    try:
+        third = x / 3
+    finally:
+        torch.set_default_dtype(torch.float32)
     return third.float() + x / 3
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 import tensorplay_torch as tp
+from tests.determinism import deterministic
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -62,14 +65,14 @@ class Trainer:
 
 
 @pytest.fixture
-def exact(request):
-    """Kernels that give the same bits each time."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.backends.cudnn.benchmark = before[1]
+def exact():
+    """Kernels that give the same bits each time, chosen without a trial."""
+    cudnn = torch.backends.cudnn
+    # Some modules of torch's own tests forbid to assign a flag, once they are imported; `flags`
+    # sets every one, and those it is not told of to what it thinks is best.
+    flags = {name: getattr(cudnn, name, None) for name in inspect.signature(cudnn.flags).parameters}
+    with cudnn.flags(**flags | {"benchmark": False}), deterministic(warn_only=False):
+        yield
 
 
 def warmed(trainer: Trainer, device: str) -> None:
