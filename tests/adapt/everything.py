@@ -14,6 +14,34 @@ from tensorplay_torch import is_current_stream_capturing
 from .steps import mse
 
 
+class Same:
+    """Equal where the object is the same one."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return self.value is other.value
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"{type(self.value).__name__} at {id(self.value):#x}"
+
+
+def bound(names):
+    """What each name is bound to, and what that holds where it is a container."""
+
+    def held(value):
+        if isinstance(value, dict):
+            return {name: Same(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [Same(one) for one in value]
+        return set(value) if isinstance(value, set) else None
+
+    return {name: (Same(value), held(value)) for name, value in names.items()}
+
+
 class Everything:
     """What a capture must leave alone, as it is now."""
 
@@ -33,10 +61,10 @@ class Everything:
             }
             for key, s in optimizer.state.items()
         }
-        self.groups = [dict(group) for group in optimizer.param_groups]
+        self.groups = [bound(group) for group in optimizer.param_groups]
         self.random = self._random()
         self.torch = self._torch()
-        self.attributes = [set(vars(module)) for module in model.modules()]
+        self.attributes = [bound(vars(module)) for module in model.modules()]
 
     def _random(self):
         states = [torch.get_rng_state(), random.getstate(), repr(numpy.random.get_state())]
@@ -69,16 +97,15 @@ class Everything:
             assert one.grad is grad
             assert grad is None or torch.equal(grad, value)
         assert [module.training for module in self.model.modules()] == self.modes
-        assert [set(vars(module)) for module in self.model.modules()] == self.attributes
+        assert [bound(vars(module)) for module in self.model.modules()] == self.attributes
         if self.keep_keys:
             assert self.optimizer.state.keys() == self.state.keys()
         for key, entries in self.state.items():
+            assert self.optimizer.state[key].keys() == entries.keys()
             for name, (tensor, value) in entries.items():
                 assert self.optimizer.state[key][name] is tensor
                 assert not isinstance(tensor, torch.Tensor) or torch.equal(tensor, value)
-        for group, before in zip(self.optimizer.param_groups, self.groups, strict=True):
-            assert group.keys() == before.keys()
-            assert all(group[name] is before[name] for name in before)
+        assert [bound(group) for group in self.optimizer.param_groups] == self.groups
         for now, before in zip(self._random(), self.random, strict=True):
             same = torch.equal(now, before) if isinstance(now, torch.Tensor) else now == before
             assert same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 
@@ -12,6 +13,7 @@ from torch import nn, optim
 
 from tensorplay_adapt import CudaGraphAdaptationStep
 from tensorplay_core.errors import CaptureError, OperationRefused
+from tests.equality import assert_all_equal
 
 from .everything import Everything, training
 from .steps import mse
@@ -27,12 +29,20 @@ def test_attributes_that_only_the_first_call_sets_are_fine(device):
             return super().forward(x * self.table)
 
     model = Lazy(4, 2).to(device)
+    twin = copy.deepcopy(model)
     x, y = torch.randn(6, 4, device=device), torch.randn(6, 2, device=device)
     step = CudaGraphAdaptationStep.capture(
         model, optim.SGD(model.parameters(), lr=0.1), x, y, mse, device=device
     )
     assert model.table is None
-    assert torch.equal(step(x, y), mse(model(x), y)) is False
+    eager = optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(3):
+        eager.zero_grad()
+        expected = mse(twin(x), y)
+        expected.backward()
+        eager.step()
+        assert torch.equal(step(x, y), expected)
+    assert_all_equal(model.state_dict(), twin.state_dict())
     assert step.verify(3).equal
 
 
@@ -108,7 +118,7 @@ def test_values_read_back_are_refused_by_name(device):
     before = Everything(model, optimizer)
     with pytest.raises(OperationRefused) as met:
         CudaGraphAdaptationStep.capture(model, optimizer, x, y, mse, device=device)
-    assert met.value.where.endswith("test_capture_refusals.py:" + met.value.where.split(":")[-1])
+    assert met.value.where == f"{__file__}:{Branching.forward.__code__.co_firstlineno + 1}"
     before.check()
 
 
