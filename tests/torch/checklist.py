@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
+from tests.equality import assert_all_equal
+
+from .twins import random_state
 
 gpu = pytest.mark.gpu
 
@@ -16,6 +19,21 @@ def captured(function, device, **options):
     with tp.graph(made, **options):
         result = function()
     return made, result
+
+
+def attempted(function, device):
+    """The graph of a function and what that returned, or, on CUDA, None: it is refused by name.
+
+    What is refused draws nothing from the generators.
+    """
+    before = random_state(torch.device(device))
+    try:
+        return captured(function, device)
+    except tp.CaptureError as refusal:
+        assert device == "cuda"
+        print(f"refused: {refusal}")
+    assert_all_equal(random_state(torch.device(device)), before)
+    return None
 
 
 def aside(function):
