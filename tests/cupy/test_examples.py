@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -39,7 +39,9 @@ def test_residuals_are_drawn_or_written(tmp_path, monkeypatch, capsys):
     path = tmp_path / "residuals.png"
     convergence.plot(str(path), "a title", {"eight": numpy.logspace(0, -8, 50)})
     printed = capsys.readouterr().out
-    assert path.exists() or "1.00e-08" in printed
+    draws = importlib.util.find_spec("matplotlib") is not None
+    assert path.exists() is draws
+    assert ("1.00e-08" in printed) is not draws
     assert str(path) in printed
     convergence.table("size", [("8 × 8", 100, 0.5, 0.05)])
     assert "10.0" in capsys.readouterr().out

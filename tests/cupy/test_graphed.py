@@ -58,7 +58,7 @@ def test_arrays_of_others_are_refused_with_their_path(place, other):
 def test_arrays_are_told_from_constants(fake):
     x, y = fake((3,)), fake((2,))
     arrays, tree = _arguments((x, 1.5, [y]), {"name": "k"})
-    assert arrays == [x, y] or [id(one) for one in arrays] == [id(x), id(y)]
+    assert [id(one) for one in arrays] == [id(x), id(y)]  # Equality would ask the GPU.
     assert [_path(path) for path in tree.paths] == ["args[0]", "args[2][0]"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 
+import cupy
 import pytest
 
 from tensorplay_core.errors import CaptureError, GraphStateError, OperationRefused
@@ -143,11 +144,10 @@ def test_the_place_is_the_users_innermost_line():
 def test_compiled_frames_are_read_from_their_names(fake):
     from tensorplay_cupy.refusals import _place
 
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU here, which would look for what is at the address")
     array = fake((4,))
-    error = caught(lambda: array.get())
-    call, where = _place(error.__traceback__)
-    if "cudaErrorInsufficientDriver" not in str(error) and "cudaErrorNoDevice" not in str(error):
-        pytest.skip("there is a driver here, which met the address in another way")
+    call, where = _place(caught(lambda: array.get()).__traceback__)
     assert call == "cupy.ndarray.get"
     assert where.startswith(__file__)
 

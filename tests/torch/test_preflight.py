@@ -47,7 +47,9 @@ READS = {
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_host_read_is_found_with_its_place_and_a_remedy(x, read):
     finding = only(read, x)
-    assert finding.kind == "host read" or x.is_cuda
+    # On CUDA torch itself may copy the values first, or pick some of them, as it does to print.
+    on_the_way = {"blocking copy", "data-dependent shape"} if x.is_cuda else set()
+    assert finding.kind in {"host read"} | on_the_way
     assert finding.where.startswith(HERE)
     assert finding.remedy
     assert finding.operation
