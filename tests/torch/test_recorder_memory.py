@@ -208,6 +208,7 @@ def test_writes_are_seen_by_the_memory_they_touch(record):
             super().__init__(lambda: body(self.recorder))
 
     Own()
+    assert len(marks) == 3
 
 
 def test_a_reader_reads_at_the_replay(record):
