@@ -207,6 +207,7 @@ def test_an_illegal_call_that_the_user_swallows_is_not_forgotten(
         made = facade.record(work)
     except CaptureError as error:
         four_parts(error)
+        assert workbench.read(total) == [0.0]
         captures_again(facade)
         return
     made.replay()
