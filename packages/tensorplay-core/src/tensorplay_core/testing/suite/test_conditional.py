@@ -336,4 +336,6 @@ def test_the_topology_shows_bodies(workbench: Workbench, facade: Facade) -> None
         _countdown(workbench, made, total, flag)
     conditionals = [node for node in made.topology.walk() if node.kind == "conditional"]
     assert {node.name for node in conditionals} >= {"if", "while"}
-    assert all(body.topology.nodes for node in conditionals for body in node.bodies)
+    for node in conditionals:
+        assert node.bodies, node.name
+        assert all(body.topology.nodes for body in node.bodies), node.name
