@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from types import SimpleNamespace
 
 from tensorplay_core.errors import DriverCallFailed
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import Update
 from tensorplay_core.topology import Node, Topology
+from tensorplay_torch.resources.bases import NativeExecutable
 
 from .cuda_world import Stream
+
+ASKED = {
+    name
+    for kind in NativeExecutable.__mro__
+    for name, asked in vars(kind).items()
+    if isfunction(asked) and not name.startswith("_")
+}
+"""What the torch driver may ask of an executable beneath."""
 
 
 class NoGaps:
@@ -110,6 +120,10 @@ class Native:
         def close(idle=False):
             self.world.note("end idle" if idle else "drain")
 
+        def settle(wait):
+            self.world.note("settle")
+            wait()
+
         made = SimpleNamespace(
             launch=launch,
             call=native,
@@ -117,7 +131,9 @@ class Native:
             upload=lambda stream=None: self.world.note("upload"),
             raw=lambda: raw,
             close=close,
+            settle=settle,
         )
+        assert {"close", "divert"} <= ASKED <= vars(made).keys()
         return made
 
     @hookimpl
