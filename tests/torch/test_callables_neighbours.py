@@ -168,7 +168,8 @@ def run(rank, port):
         model(both[rank].clone().requires_grad_()).square().mean().backward()
         single.zero_grad(), head.zero_grad()
         sum(head(single(part)).square().mean() / 2 for part in both).backward()
-        for p, q in zip(whole.parameters(), [*single.parameters(), *head.parameters()]):
+        apart = [*single.parameters(), *head.parameters()]
+        for p, q in zip(whole.parameters(), apart, strict=True):
             torch.testing.assert_close(p.grad, q.grad)
     assert whole[0].forward.counts.replayed == 5
     tp.close_all()
