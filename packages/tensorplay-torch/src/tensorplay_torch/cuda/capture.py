@@ -17,7 +17,7 @@ from tensorplay_torch.resources.bases import Bases, cuda_driver
 from tensorplay_torch.resources.devices import index_of
 from tensorplay_torch.resources.generators import Generators, checked
 from tensorplay_torch.resources.memory import Segments
-from tensorplay_torch.resources.pools import Native, TorchPool, new_native, release_bodies
+from tensorplay_torch.resources.pools import Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import Lane, SideStreams, current_handle
 from tensorplay_torch.tracking.surroundings import Entered
 
@@ -85,7 +85,7 @@ class OpenCapture:
     def body_natives(self, depth: int) -> tuple[Native, Native]:
         """Where bodies at ``depth`` allocate: torch cannot begin one id twice at a time."""
         if depth not in self._body_natives:
-            self._body_natives[depth] = new_native(), new_native()
+            self._body_natives[depth] = self.pool.draw(), self.pool.draw()
         return self._body_natives[depth]
 
     def end_bodies(self, error: BaseException | None) -> None:

@@ -19,6 +19,7 @@ from tensorplay_torch._private import PRIVATE, required
 
 from .arena import Arena
 from .devices import index_of
+from .ids import Gone, Ranges
 
 if TYPE_CHECKING:
     from .streams import Lane
@@ -61,6 +62,7 @@ class TorchPool:
         last: A graph that only keeps the native id good for captures.
         spoilt: A capture under the native id broke: it is good for no other.
         tied: ``last`` keeps generators of the user's too.
+        drawn: Further native ids that were drawn for it.
     """
 
     def __init__(
@@ -79,9 +81,16 @@ class TorchPool:
         self.last: torch.cuda.CUDAGraph | None = None
         self._captures: Counter[Native] = Counter()
         self.spoilt = self.tied = self._released = False
+        self.drawn = Ranges()
 
     def __repr__(self) -> str:
         return f"<torch pool {self.id} on {self.device}>"
+
+    def draw(self) -> Native:
+        """A native id that nobody has, for what it allocates apart."""
+        native = new_native()
+        self.drawn.add(native[1])
+        return native
 
     def begin(self) -> Native:
         """The id that a capture which begins now allocates under; counts the capture."""
@@ -91,7 +100,7 @@ class TorchPool:
             if last is not None:
                 last.reset()
             self.former.add(self.native)
-            self.native, self.spoilt = new_native(), False
+            self.native, self.spoilt = self.draw(), False
         self._captures[self.native] += 1
         self.used = True
         return self.native
@@ -170,9 +179,9 @@ class PoolRegistry:
         )
         # torch refuses an id whose captures are all gone while tensors still live in its memory,
         # so one that was given back stands for a new native id when it is taken up again.
-        self._spent: set[Hashable] = set()
-        # Of ids that nobody holds, their devices.
-        self._devices: dict[Hashable, torch.device] = {}
+        self._spent = Gone()
+        # Ids that nobody holds, by device.
+        self._gone: dict[torch.device, Gone] = {}
         self._serials = itertools.count(1)
         self.spares: Spares = NoSpares()
         # Reentrant, because a finaliser that ends a graph may run in the midst of its holder.
@@ -195,10 +204,8 @@ class PoolRegistry:
         """
         id, owner = _identity(token)
         known = self._pools.get(id) if isinstance(id, Hashable) else None
-        if known is not None:
-            where = known.device
-        else:
-            where = self._devices.get(id, device) if isinstance(id, Hashable) else device
+        former = [where for where, gone in self._gone.items() if id in gone]
+        where = known.device if known is not None else (former or [device])[0]
         if where != device:
             raise _mismatch(token, f"it is on {where}", device)
         if known is not None:
@@ -206,7 +213,7 @@ class PoolRegistry:
         if device.type == "cuda" and _is_native(id):
             native = new_native() if id in self._spent else id
             return self._keep(TorchPool(id, device, native, owner))
-        if device.type == "cpu" and isinstance(id, Hashable) and id in self._devices:
+        if device.type == "cpu" and former and isinstance(id, Hashable):
             return self._keep(TorchPool(id, device, None))
         raise _mismatch(token, "torch knows no such pool there", device)
 
@@ -218,9 +225,14 @@ class PoolRegistry:
         with self._lock:
             self._pools.pop(pool.id, None)
             if pool.owner is None:
-                self._devices[pool.id] = pool.device
+                gone = self._gone.setdefault(pool.device, Gone())
+                gone.add(pool.id)
                 if pool.used:
                     self._spent.add(pool.id)
+                # Nobody was given those; with them what is remembered has fewer gaps.
+                for number in pool.drawn:
+                    gone.add((0, number))
+                    self._spent.add((0, number))
 
     def _keep(self, pool: TorchPool) -> TorchPool:
         with self._lock:
