@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tensorplay_core.drivers.cuda.captures import Branches
 from tensorplay_core.drivers.cuda.executable import _launcher
 from tensorplay_core.drivers.cuda.hot import Hot, hot_calls
 from tensorplay_core.drivers.cuda.turn import Turn
+from tensorplay_core.errors import ReplayError
 from tensorplay_core.topology import Node, Topology
 
 
@@ -89,6 +91,7 @@ class Launches:
         self.code: Any = 0
         self.current = 3
         self.turn = Turn()
+        self.during: Callable[[], None] | None = None
         executable: Any = SimpleNamespace(
             mended=lambda code: code == 201 and self.mend(), fail=self.fail
         )
@@ -99,6 +102,8 @@ class Launches:
 
     def call(self, native: Any, target: Any) -> tuple[Any]:
         self.calls.append((native, target))
+        if self.during is not None:
+            self.during()
         return (self.code,)
 
     def mend(self) -> bool:
@@ -231,3 +236,43 @@ def test_calls_of_integers_get_integers_and_say_by_an_exception_what_failed() ->
     made.code = 201
     made.launch()
     made.turn.take()
+
+
+def test_a_launch_in_the_midst_of_a_launch_is_refused() -> None:
+    made = Launches()
+    refused: list[str] = []
+
+    def within() -> None:
+        with pytest.raises(ReplayError) as caught:
+            made.launch()
+        refused.append(str(caught.value))
+
+    made.during = within
+    made.launch()
+    made.during = None
+    made.launch()
+    assert len(refused) == 1
+    assert "in the midst of launching" in refused[0]
+    assert len(made.calls) == 2
+    with made.turn, pytest.raises(ReplayError):
+        made.launch()
+    made.launch()
+
+
+def test_an_interrupt_of_who_waits_leaves_the_turn_to_who_has_it() -> None:
+    """Ctrl-C comes when the queue of the device is full, and a launch waits for another's."""
+    made = Launches()
+    made.turn.take()
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorplay_core.drivers.cuda.turn.time.sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.launch()
+    with pytest.raises(IndexError):
+        made.turn.take()
+    made.turn.give(None)
+    made.launch()
+    assert len(made.calls) == 1

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
-from tensorplay_torch.graphing.lanes import Lane
+from tensorplay_torch.graphing.lanes import Lane, reentered
 
 from .admission import subject_of
 from .batch import Batch
@@ -161,6 +161,8 @@ class Runner:
         if self.fresh or not (self._unchanged() and self._followed()):
             self._catch_up(inputs, targets)
         lane = self.lane
+        if lane.held():
+            raise reentered(subject_of(self.recipe))
         try:
             leaves = self._take(inputs, targets)
             with lane.lock:
@@ -258,8 +260,7 @@ class Runner:
                 self._groups.graphs.append(self._loop.hyperparameters)
             try:
                 leaves = self.batch.take(inputs, targets)
-                with self.lane.lock:
-                    self.lane.follow()
+                with self.lane.entered(subject_of(self.recipe)):
                     result = self._loop(leaves, tolerance, max_steps)
             except SignatureMismatch:
                 raise self.batch.mismatch(inputs, targets) from None
@@ -271,8 +272,8 @@ class Runner:
 
     def snapshot(self) -> Snapshot:
         """See ``CudaGraphAdaptationStep.snapshot``."""
-        with self.lock, self.lane.lock, torch.inference_mode(False):
-            self.lane.follow()
+        within = self.lane.entered(subject_of(self.recipe))
+        with self.lock, within, torch.inference_mode(False):
             return Snapshot(self._dependencies.state(), fresh=self.fresh)
 
     def reset_to(self, snapshot: Snapshot) -> None:
@@ -281,8 +282,7 @@ class Runner:
             self.ready()
             if self._episodes is None:
                 self._episodes = Episodes(self._dependencies.state(), self.recipe.device)
-            with self.lane.lock:
-                self.lane.follow()
+            with self.lane.entered(subject_of(self.recipe)):
                 self._episodes.reset_to(snapshot)
             if self._counts:
                 torch.autograd.graph.increment_version(self._written)

@@ -18,6 +18,7 @@ from .resources.arrays import empties, extent, overlap, unlike_memory
 from .resources.bases import Bases, cuda_driver
 from .resources.signatures import compile_check, differences, guard_of, plain
 from .resources.streams import as_torch_stream
+from .resources.turns import holder, within
 
 __all__ = ["plan"]
 
@@ -57,6 +58,7 @@ class _Plan:
     ) -> None:
         self._executable, self._static = executable, static
         self._revision = executable.revision
+        self._held = holder(executable.turn)
         # Aliases without autograd history: writing them is no operation that autograd follows.
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
@@ -72,6 +74,7 @@ class _Plan:
         Raises:
             SignatureMismatch: Inputs unlike the static ones; nothing was changed.
             GraphStateError: The graph was closed, or updated since the plan was made.
+            ReplayError: This thread is in the midst of a call.
         """
         self._check(inputs)
         return self._step_by_step(inputs, stream)
@@ -126,12 +129,15 @@ class _Plan:
     def _step_by_step(
         self, inputs: Sequence[torch.Tensor], stream: object
     ) -> tuple[torch.Tensor, ...]:
-        with self._executable.turn:
+        executable = self._executable
+        if self._held():
+            raise within(repr(executable), doing="staging inputs for")
+        with executable.turn:
             self._refuse_stale()
             for buffer, given in zip(self._buffers, self._apart(inputs), strict=True):
                 if given is not buffer:
                     buffer.copy_(given)
-            self._executable.launch(stream)
+            executable.launch_in_turn(stream)
             return tuple(tensor.clone() for tensor in self._yields)
 
     def _apart(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from tensorplay_core.unwinding import through
 from tensorplay_torch.resources.bases import Bases, host_queue
 from tensorplay_torch.resources.devices import CPU
 from tensorplay_torch.resources.pools import TorchPool
+from tensorplay_torch.resources.turns import holder, within
 from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import Operands
 from tensorplay_torch.tracking.surroundings import Surroundings
@@ -168,23 +169,27 @@ class CpuExecutable:
 
     Attributes:
         launch: Runs the operations, or records them as a child graph inside a capture.
+        launch_in_turn: The same for who has the turn.
         turn: Held around each launch. Whoever copies in and out holds it around all three.
         revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
+    launch_in_turn: Callable[..., None]
 
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
         self.inner: Executable = base.graph_instantiate(template.inner)
         self.turn = threading.RLock()
         self.revision = 0
         self._watched, self._count = template.watched, template.node_count
-        self.launch = _launcher(isolated(self.inner.launch, template.dtype), self.turn)
+        launch = isolated(self.inner.launch, template.dtype)
         self._draws, self._dtype = template.draws, template.dtype
         if template.watched is not None:
-            self.launch = self._checked(self.launch)
+            launch = self._checked(launch)
         if template.draws:
-            self.launch = _drawing(self.launch)
+            launch = _drawing(launch)
+        self.launch_in_turn = launch
+        self.launch = _launcher(launch, self.turn, repr(self))
 
     def __repr__(self) -> str:
         nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
@@ -260,8 +265,12 @@ def begin(
     return made
 
 
-def _launcher(run: Callable[..., None], turn: threading.RLock) -> Callable[..., None]:
+def _launcher(run: Callable[..., None], turn: threading.RLock, subject: str) -> Callable[..., None]:
+    held = holder(turn)
+
     def launch(stream: object = None) -> None:
+        if held():
+            raise within(subject)
         with turn:
             run(stream)
 

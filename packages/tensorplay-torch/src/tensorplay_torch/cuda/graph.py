@@ -157,11 +157,13 @@ class CudaExecutable:
         launch: Enqueues the graph on the current stream, or on the one given.
         device: Where it runs.
         inner: The same executable, as core's CUDA driver launches it.
+        launch_in_turn: The same for who has the turn.
         turn: Held by whoever copies in and out, around that and the launch.
         revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
+    launch_in_turn: Callable[..., None]
 
     def __init__(self, bases: Bases, template: CudaTemplate) -> None:
         captured = template.captured
@@ -180,7 +182,7 @@ class CudaExecutable:
         self._draws: bool | None = None if made is None else False
         self.inner = self._by_torch(first) if made is None else made
         captured.hold()
-        self.launch = self._checked(self.inner.launch)
+        self.launch = self.launch_in_turn = self._checked(self.inner.launch)
 
     def _by_torch(self, before: CudaExecutable | None) -> NativeExecutable:
         """The executable that torch has of a graph: whoever had it can launch no more."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,6 +52,19 @@ class Lane:
         if device.type == "cuda":
             self._current = PRIVATE["current_raw_stream"].value or _current_handle
             self._index = index_of(device)
+
+    @contextmanager
+    def entered(self, subject: str) -> Iterator[None]:
+        """The lock held, for launches that come after the last one.
+
+        Raises:
+            GraphStateError: This thread holds it already.
+        """
+        if self.held():
+            raise reentered(subject)
+        with self.lock:
+            self.follow()
+            yield
 
     def follow(self) -> None:
         """Lets what is launched next, on this thread's current stream, come after the last launch.

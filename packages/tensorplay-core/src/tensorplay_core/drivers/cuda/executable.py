@@ -68,7 +68,7 @@ class CudaExecutable:
         self.template, self.native, self.device = template, native, template.device
         self.subject = f"executable {int(native):#x} on {self.device}"
         self.dead: list[str] = template.owned.dead
-        self.turn = Turn()
+        self.turn = Turn(self.subject)
         self.generation = 0
         self.closed = False
         self.dependents: weakref.WeakSet[StagedLaunch] = weakref.WeakSet()
@@ -270,16 +270,20 @@ def _launcher(
             if stream is not held:
                 where = handle(handle_of(stream))
                 known = stream, where
+        mine = True
         try:
             try:
                 take()
             except IndexError:
-                wait()
+                mine = False
+                mine = wait()
             result = call(native, where)
         except raised as error:
             result = (error.status,)
         finally:
-            give(None)
+            if mine:
+                give(None)
+            mine = False
         if result and result[0]:
             failed(result[0], where)
 

@@ -81,11 +81,13 @@ def express(
         where, code, unusual = here(), 0, False
         if elsewhere is not None and elsewhere(where):
             return staged(inputs, stream=stream)
+        mine = True
         try:
             try:
                 take()
             except IndexError:
-                wait()
+                mine = False
+                mine = wait()
             if (
                 executable.closed
                 or executable.dead
@@ -110,7 +112,9 @@ def express(
         except raised as error:
             code = error.status
         finally:
-            give(None)
+            if mine:
+                give(None)
+            mine = False
         if unusual or (code and executable.mended(code)):
             return staged(inputs, stream=stream)
         if code:

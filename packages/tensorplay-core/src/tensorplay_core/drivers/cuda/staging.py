@@ -93,11 +93,13 @@ class StagedLaunch:
         executable, turn = self.executable, self.executable.turn
         target = executable.target(stream)
         # As in a plain launch: the turn without `with`, which costs more than all else here.
+        mine = True
         try:
             try:
                 turn.take()
             except IndexError:
-                turn.wait()
+                mine = False
+                mine = turn.wait()
             if executable.closed or executable.dead:
                 executable.check()
             if self.generation != executable.generation:
@@ -110,7 +112,9 @@ class StagedLaunch:
                 event = self._note(keep) if self._hold else None
                 code = self.order.after(target, launched.native, event, keep=launched)
         finally:
-            turn.give(None)
+            if mine:
+                turn.give(None)
+            mine = False
         if code:
             executable.fail(code, "a staged launch")
         return results
