@@ -108,10 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"no NVIDIA GPU is here; these need one: {', '.join(needing)}")
         if options.names and needing:
             return 1
-    records, failed = measure_all(chosen, options.timeout)
-    if records:
-        path = destination(options.out, title(chosen, known))
-        path.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = destination(options.out, title(chosen, known))
+    written, failed = measure_all(chosen, options.timeout, path)
+    if written:
         print(f"written to {path}")
     if failed:
         print(f"failed to measure: {', '.join(failed)}", file=sys.stderr)
@@ -122,8 +121,13 @@ class Text(argparse.RawDescriptionHelpFormatter):
     """Leaves the description's lines as they are."""
 
 
-def measure_all(names: Sequence[str], timeout: float) -> tuple[list[Record], list[str]]:
-    """Runs each in a process of its own; returns the records and the names of those that failed."""
+def measure_all(
+    names: Sequence[str], timeout: float, path: pathlib.Path
+) -> tuple[list[Record], list[str]]:
+    """Runs each in a process of its own; returns the records and the names of those that failed.
+
+    After each the records so far are written to ``path``: an end before the last loses none.
+    """
     records: list[Record] = []
     failed = []
     with tempfile.TemporaryDirectory(prefix="tensorplay-bench-") as folder:
@@ -143,6 +147,8 @@ def measure_all(names: Sequence[str], timeout: float) -> tuple[list[Record], lis
             for one in json.loads(out.read_text(encoding="utf-8")):
                 print(line(one), flush=True)
                 records.append(one)
+            text = json.dumps(records, indent=1, ensure_ascii=False)
+            path.write_text(f"{text}\n", encoding="utf-8")
     return records, failed
 
 

@@ -135,8 +135,10 @@ def test_a_benchmark_that_fails_is_named_and_makes_the_run_fail(
         encoding="utf-8",
     )
     monkeypatch.setattr(runner, "__file__", str(child))
-    records, failed = runner.measure_all(["bad", "good"], 60)
+    kept = tmp_path / "kept.json"
+    records, failed = runner.measure_all(["good", "bad"], 60, kept)
     assert [one["name"] for one in records] == ["good"]
+    assert json.loads(kept.read_text(encoding="utf-8")) == records
     assert failed == ["bad"]
     assert "bad: FAILED, exit status 3" in capsys.readouterr().out
 

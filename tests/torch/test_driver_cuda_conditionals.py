@@ -129,6 +129,8 @@ def test_a_whole_training_loop_runs_inside_a_node():
         assert torch.equal(ours, theirs)
 
 
+# Its twin takes the very same steps eagerly, which torch advises against.
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
 def test_an_if_around_the_optimizer_skips_a_step_that_is_not_finite():
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8).cuda()
