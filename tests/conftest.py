@@ -1,7 +1,10 @@
+from collections.abc import Iterator
+
 import pytest
 
 from tensorplay_core.testing import profiles
 
+from .forking import Forks
 from .interrupts import Interrupt
 
 # Before any test module decorates a test with `@given`, which is when settings are read.
@@ -16,3 +19,11 @@ pytest.register_assert_rewrite(*(f"tests.{name}" for name in ASSERTING))
 def interrupt_at() -> type[Interrupt]:
     """Makes an interrupt at the n-th moment that counts."""
     return Interrupt
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forks]:
+    """Runs a program as `subprocess` would, where torch has been imported already."""
+    forks = Forks()
+    yield forks
+    forks.close()

@@ -56,14 +56,8 @@ print("destroyed", not dist.is_initialized())
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is without distributed")
 @pytest.mark.parametrize("call", ["dist.destroy_process_group", "early"])
-def test_steps_are_closed_before_their_process_group(tmp_path, call):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("{call}", call), str(tmp_path / "store")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def test_steps_are_closed_before_their_process_group(forked, tmp_path, call):
+    done = forked("-c", PROGRAM.replace("{call}", call), tmp_path / "store", timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "closed one while the group is True",

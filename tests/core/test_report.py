@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tensorplay_core", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
     )
 
 
@@ -23,8 +22,8 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     ("asked", "said"),
     [("host", "driver 'host', by TENSORPLAY_DRIVER=host"), ("nope", "none, by TENSORPLAY_DRIVER")],
 )
-def test_it_says_which_driver_is_chosen(asked: str, said: str) -> None:
-    done = run(TENSORPLAY_DRIVER=asked)
+def test_it_says_which_driver_is_chosen(forked: Any, asked: str, said: str) -> None:
+    done = forked("-m", "tensorplay_core", TENSORPLAY_DRIVER=asked)
     assert done.returncode == 0, done.stderr
     assert f"where no other is named: {said}" in done.stdout
     assert "pluggy" in done.stdout

@@ -1,11 +1,9 @@
 """What the README and the guide say is what happens."""
 
 import importlib
-import os
 import pathlib
 import re
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 
@@ -20,22 +18,14 @@ PAGES = sorted(
 )
 
 
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, *map(str, command)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        arguments, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
-    )
-
-
 @pytest.mark.parametrize("page", PAGES)
-def test_the_python_of_a_page_prints_what_the_page_shows(page: str) -> None:
-    done = run(EXAMPLES, page)
+def test_the_python_of_a_page_prints_what_the_page_shows(forked: Any, page: str) -> None:
+    done = forked(EXAMPLES, page, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_tables_are_in_step_with_the_code() -> None:
-    done = run(ROOT / "docs" / "tables.py")
+def test_the_tables_are_in_step_with_the_code(forked: Any) -> None:
+    done = forked(ROOT / "docs" / "tables.py", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -59,10 +49,10 @@ def test_the_table_of_drivers_says_what_the_runtime_says(
     ],
     ids=["other output", "output not shown", "an error"],
 )
-def test_a_page_that_is_not_true_is_found(text: str, tmp_path: pathlib.Path) -> None:
+def test_a_page_that_is_not_true_is_found(forked: Any, text: str, tmp_path: pathlib.Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
-    assert run(EXAMPLES, page).returncode == 1
+    assert forked(EXAMPLES, page, cwd=ROOT).returncode == 1
 
 
 def test_the_links_between_pages_lead_somewhere() -> None:

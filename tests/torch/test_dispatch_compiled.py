@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from typing import Any
 
 # In a process of its own: what torch guards on is the state of the whole process, which tests
 # before this one have moved.
@@ -56,8 +55,6 @@ print("compiled once")
 """
 
 
-def test_a_compiled_function_stays_compiled_and_no_listener_is_traced() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
-    )
+def test_a_compiled_function_stays_compiled_and_no_listener_is_traced(forked: Any) -> None:
+    done = forked("-c", PROGRAM)
     assert (done.returncode, done.stdout) == (0, "compiled once\n"), done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -184,11 +182,9 @@ for name, way in ways.items():
 """
 
 
-def test_a_nested_input_is_refused_and_the_process_lives() -> None:
+def test_a_nested_input_is_refused_and_the_process_lives(forked: Any) -> None:
     """torch's guards throw where nothing catches; in a process of its own for that."""
-    done = subprocess.run(
-        [sys.executable, "-c", NESTED], capture_output=True, text=True, check=False
-    )
+    done = forked("-c", NESTED)
     assert done.returncode == 0, done.stderr
     names = ("plan", "plan called before", "launch", "callable", "module")
     assert done.stdout.splitlines() == [f"{name} refused" for name in names]
