@@ -24,8 +24,11 @@ def _pytest(
         arguments = (*arguments, "test_it.py")
     paths = os.pathsep.join(filter(None, (str(DRIVERS), os.environ.get("PYTHONPATH"))))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HYPOTHESIS")}
+    # Asserts are looked at for whether they hold alone: to rewrite all modules of hypothesis, which
+    # is a plugin of pytest's, takes longer than most of these runs.
+    options = ("--assert=plain", "-q", "-rs", "-p", "no:cacheprovider")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", *options, *arguments],
         cwd=where,
         env={**kept, "PYTHONPATH": paths, **environment},
         capture_output=True,
