@@ -112,12 +112,19 @@ def facade(workbench: Workbench) -> Facade:
 
 
 @pytest.fixture(scope="module")
-def frozen_heap() -> Iterator[None]:
-    """Lets garbage collections see only what the module makes: property tests do thousands."""
-    gc.collect()
-    gc.freeze()
+def _thawing() -> Iterator[None]:
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def frozen_heap(_thawing: None) -> None:
+    """Lets garbage collections see only what the test makes, in modules that ask for many.
+
+    What a first capture imports is left out of the tests after it, too.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -18,9 +18,12 @@ from tensorplay_core.testing.workbench import Workbench
 
 from .checks import captures_again, four_parts, unchanged
 
-pytestmark = pytest.mark.needs(
-    "graph_begin", "graph_end", "graph_abort", "graph_instantiate", "pool_create", "side_stream"
-)
+pytestmark = [
+    pytest.mark.needs(
+        "graph_begin", "graph_end", "graph_abort", "graph_instantiate", "pool_create", "side_stream"
+    ),
+    pytest.mark.usefixtures("frozen_heap"),
+]
 
 
 class _Owned:

@@ -19,6 +19,8 @@ from tensorplay_core.testing.workbench import Workbench
 
 from .checks import captures_again, four_parts, unchanged
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 class _Owned:
     """Something that can be seen to die."""

@@ -15,7 +15,10 @@ from tensorplay_core.testing.workbench import Workbench
 
 from .checks import four_parts, refused
 
-pytestmark = pytest.mark.needs("pool_create", "pool_statistics", "pool_release")
+pytestmark = [
+    pytest.mark.needs("pool_create", "pool_statistics", "pool_release"),
+    pytest.mark.usefixtures("frozen_heap"),
+]
 
 
 def test_graphs_have_pools_of_their_own_unless_told(workbench: Workbench, facade: Facade) -> None:
