@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -91,3 +93,26 @@ class Recorded:
 @pytest.fixture(scope="session")
 def record() -> type[Recorded]:
     return Recorded
+
+
+@pytest.fixture(scope="module")
+def database():
+    """The operators, without warnings and without seeds of their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.MonkeyPatch.context() as patch:
+            # What it imports forbids whoever runs after it to set flags of torch.backends.
+            patch.setattr(torch.backends, "disable_global_flags", lambda: None)
+            from torch.testing._internal.common_methods_invocations import op_db
+
+        patched = []
+        for module in list(sys.modules.values()):
+            wrapper = vars(module).get("wrapper_set_seed") if hasattr(module, "__dict__") else None
+            if wrapper is not None:
+                patched.append((module, wrapper))
+                module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+        threads = torch.get_num_threads()
+        yield [op for op in op_db if not op.name.startswith("jiterator")]
+        torch.set_num_threads(threads)
+        for module, wrapper in patched:
+            module.wrapper_set_seed = wrapper
