@@ -57,7 +57,10 @@ class Sweep:
         )
 
     def outcomes(self) -> Iterator[str]:
-        for place, samples in enumerate(zip(*map(self.samples, range(ROUNDS + 1)), strict=True)):
+        for place, drawn in enumerate(zip(*map(self.samples, range(ROUNDS + 1)), strict=True)):
+            samples = tuple(sample for sample, _ in drawn)
+            if not any(new for _, new in drawn):  # The plain sweep has these already.
+                continue
             yield self.outcome(self.op, samples)
             if place == 0 and self.op.inplace_variant and not samples[0].broadcasts_input:
                 yield self.outcome(self.in_place, samples)
@@ -65,21 +68,28 @@ class Sweep:
     def in_place(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.op.inplace_variant(x.clone(), *args, **kwargs)
 
-    def samples(self, seed: int) -> list[Any]:
+    def samples(self, seed: int) -> list[tuple[Any, bool]]:
+        """Samples as they are laid out here, and whether that is not as in the plain sweep."""
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         # The method of this name inspects the stack for the name of a test, which takes long.
         found = self.op.sample_inputs_func(self.op, "cpu", self.dtype, self.grad)
-        return [sample.transform(self.laid_out) for sample in itertools.islice(found, SAMPLES)]
+        pairs = []
+        for sample in itertools.islice(found, SAMPLES):
+            plain = sample.transform(lambda value: self.laid_out(value, "plain"))
+            ours = sample.transform(lambda value: self.laid_out(value, self.layout))
+            new = self.layout == "plain" or memory_of(ours) != memory_of(plain)
+            pairs.append((ours, new))
+        return pairs
 
-    def laid_out(self, value: Any) -> Any:
+    def laid_out(self, value: Any, layout: str) -> Any:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return value
         if not value.numel():
             return value
         # Strides that are given by hand reach what lies between elements.
-        layout = "plain" if self.op.name.startswith("as_strided") else self.layout
+        layout = "plain" if self.op.name.startswith("as_strided") else layout
         return layouts(value.detach())[layout]().requires_grad_(value.requires_grad)
 
     def outcome(self, function: Any, samples: tuple[Any, ...]) -> str:
@@ -185,6 +195,16 @@ def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def layouts_of(sample: Any) -> list[tuple[Any, ...]]:
     return [layout_of(tensor) for tensor in tensors_of(sample)]
+
+
+def memory_of(sample: Any) -> list[tuple[Any, ...]]:
+    """How the tensors lie in memory, to the byte."""
+    return [
+        (tensor.shape, tensor.stride(), tensor.storage_offset(), nbytes(tensor))
+        if tensor.layout == torch.strided
+        else (tensor.layout, tensor.shape)
+        for tensor in tensors_of(sample)
+    ]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
