@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import OperationRefused
+from tensorplay_torch.tracking.code import globals_in
 from tensorplay_torch.tracking.culprit import where
 from tensorplay_torch.tracking.fixed import same
-from tensorplay_torch.tracking.reached import names_in
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -165,7 +165,7 @@ def held_by(function: Callable[..., Any] | None) -> Iterator[object]:
         yield from getattr(function, "__dict__", {}).values()
         return
     found = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-    found += [function.__globals__.get(name) for name in names_in(function)]
+    found += [function.__globals__.get(name) for name in globals_in(function)]
     found += function.__defaults__ or ()
     for one in found:
         yield one

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tensorplay_torch.tracking.code import Mentioned
 from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.held import CONTAINERS, Held
-from tensorplay_torch.tracking.reached import Binding, Reached, names_in
+from tensorplay_torch.tracking.reached import Binding, Reached
 
 from .eligibility import HOOKS
 
@@ -210,7 +210,7 @@ def constants_of(owner: object, method: str = "forward") -> dict[str, Any]:
         owner: A module, say.
         method: The method that runs first; those that it calls are looked into as well.
     """
-    names = _names_read(type(owner), method)
+    names = Mentioned(owner, method).names
     return {
         name: value
         for name, value in vars(owner).items()
@@ -234,22 +234,6 @@ def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several]:
             several.append(binding)
     for first in range(0, len(several), TOGETHER):
         yield Several(map(BindingEntry, several[first : first + TOGETHER]))
-
-
-def _names_read(kind: type, method: str) -> set[str]:
-    """The names that the code of a method knows, and of the methods and properties that it uses."""
-    names: set[str] = set()
-    pending = [method]
-    while pending:
-        code = getattr(kind, pending.pop(), None)
-        if isinstance(code, property):
-            code = code.fget
-        # torch.no_grad() and the like wrap what they decorate.
-        code = inspect.unwrap(code) if callable(code) else code
-        for name in names_in(code) - names:
-            names.add(name)
-            pending.append(name)
-    return names
 
 
 def _has_address(value: object) -> bool:

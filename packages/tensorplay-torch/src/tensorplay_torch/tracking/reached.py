@@ -6,10 +6,8 @@ What is not found here is not lost: a tensor that requires grad is met again in 
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
-import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -18,18 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .code import Mentioned, content, globals_in, is_library, names_in, stored_in
 from .fixed import is_constant
 from .held import CONTAINERS, is_of_library, is_plain_object
 from .names import MISSING, Place
 
-__all__ = ["Binding", "Reached", "compile_contexts", "names_in"]
+__all__ = ["Binding", "Reached", "compile_contexts"]
 
 DEPTH = 3
 """How many functions that call functions are followed."""
 LONG = 1000
 """A longer list is data, not a list of modules."""
-LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
-OWN = "tensorplay_"
 OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -132,7 +129,7 @@ class _Search:
                 yield from self.of(part, name, depth, {*names, *names_in(value.func)})
         elif isinstance(value, types.MethodType):
             yield from self.of(value.__func__, name, depth)
-            yield from self._owner(value.__self__, "self", names_in(value.__func__), depth)
+            yield from self._method(value.__self__, "self", value.__func__.__name__, depth)
         elif isinstance(value, types.FunctionType):
             yield from self._function(value, depth)
         elif isinstance(value, types.ModuleType | type):
@@ -143,30 +140,17 @@ class _Search:
         elif is_plain_object(value):
             yield from self._owner(value, name, names, depth)
         elif callable(value) and not isinstance(value, types.BuiltinFunctionType):
-            called = names_in(vars(type(value)).get("__call__"))
-            yield from self._owner(value, name or type(value).__name__, called, depth)
+            yield from self._method(value, name or type(value).__name__, "__call__", depth)
 
     def into(self, module: nn.Module, path: str) -> None:
         """What the methods of a module read and keep, beside its parts and parameters."""
         kind = type(module)
-        if _is_library(kind.__module__):
+        if is_library(kind.__module__):
             return
-        names: set[str] = set()
-        pending = ["forward"]
-        while pending:
-            method = getattr(kind, pending.pop(), None)
-            if isinstance(method, property):
-                method = method.fget
-            if callable(method):
-                # torch.no_grad() and the like wrap what they decorate.
-                method = inspect.unwrap(method)
-            for name in names_in(method) - names:
-                names.add(name)
-                pending.append(name)
-            if isinstance(method, types.FunctionType) and id(method) not in self._seen:
-                self._seen.add(id(method))
-                self._kept.append(method)
-                list(self._function(method, DEPTH))
+        mentioned = Mentioned(module, "forward")
+        names = mentioned.names
+        for function in mentioned.functions:
+            list(self.of(function, "", DEPTH))
         reference = weakref.ref(module)
         for attribute in sorted(names - vars(module).keys() - OF_MODULES):
             value = inspect.getattr_static(kind, attribute, None)
@@ -183,6 +167,18 @@ class _Search:
                 )
                 if is_plain_object(value):
                     list(self._owner(value, name, names, 1))
+
+    def _method(
+        self, owner: Any, name: str, method: str, depth: int
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """What a method of an object runs and reads; of a module ``into`` says that."""
+        names: set[str] = set()
+        if not isinstance(owner, nn.Module):
+            mentioned = Mentioned(owner, method)
+            names = mentioned.names
+            for function in mentioned.functions:
+                yield from self.of(function, "", depth)
+        yield from self._owner(owner, name, names, depth)
 
     def _owner(
         self, value: Any, name: str, names: Collection[str], depth: int
@@ -206,7 +202,7 @@ class _Search:
 
     def _namespace(self, value: Any, name: str, names: Collection[str]) -> None:
         """What code reads of a Python module or a class, and may set there."""
-        if _is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
+        if is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
             return
         for attribute in sorted(names & vars(value).keys() - {"__init__"}):
             found = vars(value)[attribute]
@@ -230,20 +226,20 @@ class _Search:
         if hasattr(function, "graphed") and hasattr(function, "original"):
             yield from self.of(function.original, "", depth)
             return
-        if not depth or _is_library(function.__module__ or ""):
+        if not depth or is_library(function.__module__ or ""):
             return
         code, around = function.__code__, function.__globals__
-        names = _names(code)
+        names, looked_up = names_in(function), globals_in(function) & around.keys()
         found: list[tuple[str, Any]] = []
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            found.append((name, _content(cell)))
-            read = functools.partial(_content, cell)
+            found.append((name, content(cell)))
+            read = functools.partial(content, cell)
             self.bindings.append(Binding(name, read, found[-1][1]))
             self.places.append(Place(name, read, functools.partial(_fill, cell)))
-        for name in sorted(names & around.keys()):
+        for name in sorted(looked_up):
             found.append((name, around[name]))
             self._bind(f"global {name}", around, name)
-        for name in sorted((names & around.keys()) | _stored(code)):
+        for name in sorted(looked_up | stored_in(function)):
             self.places.append(
                 Place(
                     f"global {name}",
@@ -269,12 +265,6 @@ class _Search:
         self.bindings.append(Binding(name, functools.partial(mapping.get, key), mapping[key]))
 
 
-def names_in(function: Any) -> set[str]:
-    """The names that the code of a function knows; none for what is no Python function."""
-    code = getattr(function, "__code__", None)
-    return _names(code) if isinstance(code, types.CodeType) else set()
-
-
 def compile_contexts(function: object, modules: Iterable[nn.Module]) -> Iterator[Any]:
     """The contexts by which ``torch.compile`` runs ``function`` or any of ``modules``."""
     for one in (function, *modules):
@@ -283,36 +273,10 @@ def compile_contexts(function: object, modules: Iterable[nn.Module]) -> Iterator
             compiled = getattr(one, "_compiled_call_impl", None)
         if isinstance(compiled, types.FunctionType):
             for cell in compiled.__closure__ or ():
-                if hasattr(content := _content(cell), "compiler_config"):
-                    yield content
+                if hasattr(found := content(cell), "compiler_config"):
+                    yield found
         elif hasattr(compiled, "compiler_config"):
             yield compiled
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The globals and attributes that a function, and those defined in it, may read."""
-    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _stored(code: types.CodeType) -> set[str]:
-    """The globals that a function, and those defined in it, may bind."""
-    inner = [_stored(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL"}
-    return stored.union(*inner)
-
-
-def _is_library(module: str) -> bool:
-    """True for code of libraries that keep nothing which a graph would miss."""
-    top = module.partition(".")[0]
-    return top in LIBRARIES or top.startswith(OWN)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # Not assigned yet.
-        return None
 
 
 def _fill(cell: types.CellType, value: Any) -> None:

@@ -1,0 +1,149 @@
+"""What Python code mentions, and which functions it runs: read from its instructions.
+
+Of a method every definition along the classes counts, since one may call the next by ``super()``.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["Mentioned", "content", "globals_in", "is_library", "names_in", "stored_in"]
+
+LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
+OWN = "tensorplay_"
+BY_TEXT = {"getattr", "hasattr", "attrgetter", "vars", "__dict__"}
+"""What finds attributes by strings."""
+
+
+class Mentioned:
+    """What a method of an object mentions, with the methods and functions that it uses.
+
+    Args:
+        owner: The object, a module say.
+        first: The method that runs first.
+
+    Attributes:
+        names: The names that their code knows.
+        functions: The methods, each once, and functions among the object's attributes.
+    """
+
+    def __init__(self, owner: object, first: str) -> None:
+        self.names: set[str] = set()
+        self.functions: list[types.FunctionType] = []
+        seen: set[int] = set()
+        pending = [first]
+        while pending:
+            for function in _definitions(owner, pending.pop()):
+                if id(function) in seen:
+                    continue
+                seen.add(id(function))
+                self.functions.append(function)
+                # A function that a method calls may be given the object, and read it.
+                for one in (function, *_helpers(function)):
+                    new = names_in(one) - self.names
+                    self.names |= new
+                    pending += new
+
+
+def names_in(function: Any) -> set[str]:
+    """The names that the code of a function knows; none for what is no Python function."""
+    code = getattr(function, "__code__", None)
+    return set().union(*map(_names, _codes(code))) if isinstance(code, types.CodeType) else set()
+
+
+def globals_in(function: types.FunctionType) -> set[str]:
+    """The names that a function, and those defined in it, look up as globals."""
+    return _of(function, ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+
+
+def stored_in(function: types.FunctionType) -> set[str]:
+    """The globals that a function, and those defined in it, may bind."""
+    return _of(function, ("STORE_GLOBAL",))
+
+
+def is_library(module: str) -> bool:
+    """True for code of libraries that keep nothing which a graph would miss."""
+    top = module.partition(".")[0]
+    return top in LIBRARIES or top.startswith(OWN)
+
+
+def content(cell: types.CellType) -> Any:
+    """What a closure's variable is bound to; None if to nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _definitions(owner: object, name: str) -> Iterator[types.FunctionType]:
+    """The Python functions that an object and its classes have under a name."""
+    for space in (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__)):
+        yield from _functions(space.get(name))
+
+
+def _functions(value: object) -> Iterator[types.FunctionType]:
+    if isinstance(value, property):
+        yield from _functions(value.fget)
+        yield from _functions(value.fset)
+    elif isinstance(value, staticmethod | classmethod | types.MethodType):
+        yield from _functions(value.__func__)
+    elif isinstance(value, functools.partial | functools.partialmethod | functools.cached_property):
+        yield from _functions(value.func)
+    elif hasattr(value, "graphed") and hasattr(value, "original"):
+        yield from _functions(value.original)
+    elif isinstance(value, types.FunctionType):
+        # torch.no_grad() and the like wrap what they decorate.
+        inner = inspect.unwrap(value)
+        yield inner if isinstance(inner, types.FunctionType) else value
+
+
+def _helpers(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """The functions that another finds among its globals and, decorators say, in its closure."""
+    if is_library(function.__module__ or ""):
+        return
+    around = function.__globals__
+    found = [around[name] for name in globals_in(function) & around.keys()]
+    found += map(content, function.__closure__ or ())
+    for one in found:
+        if isinstance(one, types.FunctionType) and not is_library(one.__module__ or ""):
+            yield inspect.unwrap(one)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions defined in it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    if names & BY_TEXT:
+        names.update(_words(code.co_consts))
+    return names
+
+
+def _words(constants: tuple[Any, ...]) -> Iterator[str]:
+    for one in constants:
+        if isinstance(one, tuple | frozenset):
+            yield from _words(tuple(one))
+        elif isinstance(one, str):
+            parts = one.split(".")
+            if all(map(str.isidentifier, parts)):
+                yield from parts
+
+
+def _of(function: types.FunctionType, operations: tuple[str, ...]) -> set[str]:
+    return {
+        one.argval
+        for code in _codes(function.__code__)
+        for one in dis.get_instructions(code)
+        if one.opname in operations
+    }
