@@ -1,8 +1,11 @@
-"""What a step notices of code that its module's class has from others, and what it does not mind."""
+"""What a step notices of the classes of its modules, and of the forms of its tensors."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 from torch import nn
 
 from tensorplay_core.errors import StaleGraph
@@ -45,3 +48,37 @@ def test_a_global_of_an_attributes_name_is_none_that_is_read(twins, device, monk
     monkeypatch.setitem(globals(), "limit", 2.0)
     assert pair.step.stale == ()
     pair.run(2)
+
+
+def turned(tensor):
+    tensor.data = tensor.data.t()
+
+
+def turned_in_place(tensor):
+    with torch.no_grad():
+        tensor.t_()
+
+
+class Square(Plain):
+    """Has a parameter that may be turned, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.square = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(8, 8))
+
+    def forward(self, x):
+        return super().forward(self.square(x) @ self.scale)
+
+
+@pytest.mark.parametrize("name", ["square.weight", "scale"])
+@pytest.mark.parametrize("change", [turned, turned_in_place])
+def test_another_form_at_the_same_address(twins, device, change, name):
+    pair = twins(sgd, model=Square, device=device)
+    pair.run(2)
+    change(pair.ours.model.get_parameter(name) if "." in name else pair.ours.model.scale)
+    met = rf"{name} has strides \(1, 8\), had \(8, 1\)"
+    assert any(re.search(met, line) for line in pair.step.stale)
+    with pytest.raises(StaleGraph, match=met):
+        for _ in range(6):
+            pair.step(*pair.batch())

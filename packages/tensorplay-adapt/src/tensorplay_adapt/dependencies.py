@@ -2,13 +2,14 @@
 
 A graph reads and writes memory where that was. All of it is looked at in each call, by loops that
 run in C: which tensors modules and optimizer hold, where their memory is, which of them require
-grad; what is Python's own is looked at by ``watching``.
+grad; what is Python's own is looked at by ``watching``. How they lie in their memory takes several
+times as long to ask, so each call asks that of some in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, cycle
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from tensorplay_torch.graphing.autocast import Autocast
+from tensorplay_torch.graphing.forms import Forms, form_of, reformed
 
 from .recipe import Recipe
 from .snapshot import named_state, reached_by
@@ -94,6 +96,7 @@ class Dependencies:
         self._names = {**settings, **self._names}
         self._addresses = list(map(_address, self._watched))
         self._requires = list(map(_requires_grad, self._watched))
+        self._formed = list(map(form_of, self._watched))
         self._lengths = list(map(len, self._lists))
         self._autocast = Autocast(recipe.device.type)
         self._settings = _scaling(self._scaler)
@@ -121,6 +124,8 @@ class Dependencies:
         scaler, settings = self._scaler, self._settings
         autocast, values = self._autocast.difference, state.values()
         watching = self.watching
+        forms = list(Forms.of(watched))
+        turn = cycle(forms).__next__ if forms else None
         number, flat, entries = len(groups), chain.from_iterable, len(states)
 
         def is_held(found: list[Any]) -> bool:
@@ -141,6 +146,7 @@ class Dependencies:
                 and is_held(list(flat(views)))
                 and list(map(_address, watched)) == addresses
                 and list(map(_requires_grad, watched)) == requires
+                and (turn is None or not turn().changed)
                 and list(map(len, lists)) == lengths
                 and all(map(is_, flat(lists), steered))
                 and (scaler is None or all(map(is_, _scaling(scaler), settings)))
@@ -153,11 +159,13 @@ class Dependencies:
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""
         yield from self._rebound()
-        for tensor, address, requires in zip(
-            self._watched, self._addresses, self._requires, strict=True
+        for tensor, address, requires, form in zip(
+            self._watched, self._addresses, self._requires, self._formed, strict=True
         ):
             if _address(tensor) != address:
                 yield f"{self._name(tensor)} moved to other memory"
+            else:
+                yield from reformed(self._name(tensor), form, form_of(tensor))
             if tensor.requires_grad is not requires:
                 yield (
                     f"{self._name(tensor)}.requires_grad is {tensor.requires_grad}, was {requires}"

@@ -14,6 +14,7 @@ from tensorplay_torch.tracking.held import CONTAINERS, Held
 from tensorplay_torch.tracking.reached import Binding, Reached
 
 from .eligibility import HOOKS
+from .forms import Form, Forms, form_of, reformed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +26,7 @@ __all__ = [
     "TensorEntry",
     "binding_entries",
     "constants_of",
+    "form_entries",
     "tensor_entries",
 ]
 
@@ -38,12 +40,13 @@ SHORT = 8
 class TensorEntry:
     """A tensor that ``container.get(key)`` must still find, unmoved."""
 
-    __slots__ = ("container", "key", "name", "pointer", "requires", "seen", "value")
+    __slots__ = ("container", "form", "key", "name", "pointer", "requires", "seen", "value")
 
     def __init__(self, container: Any, key: Any, value: torch.Tensor, name: str) -> None:
         self.container, self.key, self.value, self.name = container, key, value, name
         self.pointer, self.requires = value.data_ptr(), value.requires_grad
         self.seen = f"{value.dtype} on {value.device}"
+        self.form = form_of(value)
 
     @property
     def changed(self) -> bool:
@@ -66,6 +69,8 @@ class TensorEntry:
             kind = f"{now.dtype} on {now.device}"
             was = f" ({kind}, was {self.seen})" if kind != self.seen else ""
             yield f"{self.name} moved to other memory{was}"
+        else:
+            yield from reformed(self.name, self.form, form_of(now))
 
 
 class BindingEntry:
@@ -77,21 +82,25 @@ class BindingEntry:
         # What is in a list may change though the list stays.
         self._fixed = not isinstance(binding.value, CONTAINERS)
         # So may the memory of a tensor, by ``t.data = ...`` or ``t.resize_``.
-        self._pointer = binding.value.data_ptr() if _has_address(binding.value) else None
+        self._seen = _seen(binding.value) if _has_address(binding.value) else None
 
     @property
     def changed(self) -> bool:
         """True if it is not as it was."""
         now = self._read()
         if now is self._value and self._fixed:
-            return self._pointer is not None and now.data_ptr() != self._pointer
+            return self._seen is not None and _seen(now) != self._seen
         return not self._held.is_same(now, growing=True)
 
     def changes(self) -> Iterator[str]:
         """What is not as it was."""
         now = self._read()
-        if now is self._value and self._pointer is not None and now.data_ptr() != self._pointer:
-            yield f"{self._name} moved to other memory"
+        if now is self._value and self._seen is not None:
+            pointer, form = self._seen
+            if now.data_ptr() != pointer:
+                yield f"{self._name} moved to other memory"
+            else:
+                yield from reformed(self._name, form, form_of(now))
         for where in self._held.changes(now, growing=True):
             if where:
                 yield f"{self._name}{where} is another"
@@ -203,6 +212,11 @@ def tensor_entries(reached: Reached, kind: str, word: str) -> Iterator[TensorEnt
                 yield TensorEntry(container, key, tensor, f"{word} {name!r}")
 
 
+def form_entries(entries: Sequence[TensorEntry]) -> Iterator[Forms]:
+    """Entries of the forms of tensors that have entries of their own, which name what changed."""
+    yield from Forms.of([one.value for one in entries])
+
+
 def constants_of(owner: object, method: str = "forward") -> dict[str, Any]:
     """The constants and tensors among an object's attributes that its code mentions, by name.
 
@@ -234,6 +248,10 @@ def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several]:
             several.append(binding)
     for first in range(0, len(several), TOGETHER):
         yield Several(map(BindingEntry, several[first : first + TOGETHER]))
+
+
+def _seen(value: torch.Tensor) -> tuple[int, Form]:
+    return value.data_ptr(), form_of(value)
 
 
 def _has_address(value: object) -> bool:

@@ -7,8 +7,9 @@ parameter without gradients, at four with. Whatever changes all parameters at on
 ``requires_grad_()``, ``functional_call``) is noticed by the next call, and one that was moved or
 frozen by itself after as many calls as a round takes. Every call with gradients, and every
 sixteenth without, looks at something else: at a buffer, at a submodule (its mode, its hooks, its
-class), or at four values that code finds by name: in attributes, globals and closures, and what is
-in the lists, dicts and objects there.
+class), at four values that code finds by name: in attributes, globals and closures, and what is
+in the lists, dicts and objects there; or at the forms of two tensors, which may change where the
+memory stays.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from tensorplay_core.errors import StaleGraph
 from tensorplay_torch.tracking.reached import Reached
 
-from .entries import ModuleEntry, TensorEntry, binding_entries, constants_of, tensor_entries
+from .entries import (
+    ModuleEntry,
+    TensorEntry,
+    binding_entries,
+    constants_of,
+    form_entries,
+    tensor_entries,
+)
 from .registrations import hear
 
 if TYPE_CHECKING:
@@ -59,8 +67,9 @@ class Watch:
         loose = [TensorEntry({0: tensor}, 0, tensor, name) for name, tensor in others]
         self._often = [*tensor_entries(reached, "_parameters", "parameter"), *loose]
         outermost = {id(module) for module in reached.roots.values()}
+        buffers = list(tensor_entries(reached, "_buffers", "buffer"))
         self._seldom: list[Any] = [
-            *tensor_entries(reached, "_buffers", "buffer"),
+            *buffers,
             *(
                 ModuleEntry(
                     path,
@@ -71,6 +80,7 @@ class Watch:
                 for path, module in reached.modules.items()
             ),
             *binding_entries(reached.bindings),
+            *form_entries([*self._often, *buffers]),
         ]
         self._looks = min(LOOKS, len(self._often))
         self._next = itertools.cycle(self._often).__next__
