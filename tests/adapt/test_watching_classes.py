@@ -82,3 +82,34 @@ def test_another_form_at_the_same_address(twins, device, change, name):
     with pytest.raises(StaleGraph, match=met):
         for _ in range(6):
             pair.step(*pair.batch())
+
+
+class Bare(nn.Module):
+    """Holds nothing that it asks for."""
+
+    def forward(self, x):
+        if hasattr(self, "mask"):
+            x = x * self.mask
+        for part in self.children():
+            x = part(x)
+        return x
+
+
+SETS = {
+    "a number": ("mask", lambda one: setattr(one, "mask", 2.0)),
+    "a buffer": ("_buffers", lambda one: one.register_buffer("mask", torch.ones(()))),
+    "a parameter": ("_parameters", lambda one: one.register_parameter("mask", None)),
+    "a submodule": ("_modules", lambda one: one.add_module("more", nn.Sigmoid())),
+}
+
+
+@pytest.mark.parametrize("what", SETS)
+def test_what_a_module_got_later(twins, device, what):
+    pair = twins(sgd, model=lambda: nn.Sequential(nn.Linear(8, 4), Bare()), device=device)
+    pair.run(2)
+    pair.ours.model[1].note = pair.eager.model[1].note = 1
+    pair.run(2)
+    name, change = SETS[what]
+    change(pair.ours.model[1])
+    with pytest.raises(StaleGraph, match=rf"1\.{name}"):
+        pair.step(*pair.batch())

@@ -18,6 +18,7 @@ from torch import nn
 
 from tensorplay_torch.graphing.autocast import Autocast
 from tensorplay_torch.graphing.forms import Forms, form_of, reformed
+from tensorplay_torch.tracking.code import is_library
 
 from .recipe import Recipe
 from .snapshot import named_state, reached_by
@@ -57,12 +58,15 @@ class Dependencies:
         self._state, self._groups = optimizer.state, optimizer.param_groups
         self._lists = [group["params"] for group in self._groups]
         self._steered = list(chain.from_iterable(self._lists))
-        # Dicts by what they are called; an empty one matters where things are added to be run.
+        # Dicts by what they are called; an empty one matters where things are added to be run or
+        # looked for, as code of torch's own does not.
         self._dicts: dict[str, dict[Any, Any]] = {
             f"{path or 'the module'}.{kind}": vars(module)[kind]
             for path, module in self._modules.items()
             for kind in HELD
-            if vars(module)[kind] or isinstance(module, CONTAINERS)
+            if vars(module)[kind]
+            or isinstance(module, CONTAINERS)
+            or not is_library(type(module).__module__)
         }
         self._states = list(self._state.values())
         settings = {

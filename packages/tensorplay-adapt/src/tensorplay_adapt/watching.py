@@ -22,7 +22,7 @@ from torch.optim import optimizer as of_optimizers
 from torch.utils.hooks import RemovableHandle
 
 from tensorplay_torch.graphing.eligibility import HOOKS
-from tensorplay_torch.graphing.entries import binding_entries
+from tensorplay_torch.graphing.entries import absent_of, added, binding_entries
 from tensorplay_torch.graphing.watch import constants_of
 from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.reached import Reached
@@ -80,6 +80,9 @@ class Watching:
             if "training" in vars(one)
             else constants_of(one)
             for path, one in zip(self._owners, modules.values(), strict=True)
+        }
+        self._missing = {
+            path: absent_of(one) for path, one in zip(self._owners, modules.values(), strict=True)
         }
         if not type(recipe.optimizer).__module__.startswith("torch."):
             self._owners["optimizer"] = recipe.optimizer
@@ -157,6 +160,12 @@ class Watching:
                 now = attributes.get(name, ABSENT)
                 if now is not was and not same(was, now):
                     yield f"{path}.{name} is {_changed(was, now)}"
+        for path, missing in self._missing.items():
+            owner = self._owners[path]
+            for name in added(owner, missing - self._shadows[path]):
+                now = vars(owner)[name]
+                said = repr(now)[:60] if _printable(now) else f"a {type(now).__name__}"
+                yield f"{path}.{name} is {said}, was not there"
         for path, names in self._shadows.items():
             for name in names & vars(self._owners[path]).keys():
                 yield f"{path}.{name} is set, and hides that of its class"

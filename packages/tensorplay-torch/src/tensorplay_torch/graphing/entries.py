@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensorplay_torch.tracking.code import Mentioned
+from tensorplay_torch.tracking.code import Mentioned, is_library
 from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.held import CONTAINERS, Held
 from tensorplay_torch.tracking.reached import Binding, Reached
@@ -24,6 +24,8 @@ __all__ = [
     "ModuleEntry",
     "Several",
     "TensorEntry",
+    "absent_of",
+    "added",
     "binding_entries",
     "constants_of",
     "form_entries",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 KINDS = ("parameter", "buffer")
+ABSENT = object()
 TOGETHER = 4
 """How many values that code finds by name are looked at together."""
 SHORT = 8
@@ -152,6 +155,8 @@ class ModuleEntry:
             for kind in KINDS
         }
         self._constants = constants_of(module)
+        # One without hooks of its own to mind is what is graphed: its forward is to be replays.
+        self._missing = absent_of(module) if hooks else absent_of(module) - {"forward"}
         # A compiled module has the mode of the one that it wraps, which has an entry of its own.
         if mode and "training" in vars(module):
             self._constants["training"] = module.training
@@ -169,8 +174,10 @@ class ModuleEntry:
             if container.get(name) is not None:
                 return True
         for name, value in self._constants.items():
-            if attributes.get(name) is not value:
+            if attributes.get(name, ABSENT) is not value:
                 return any(True for _ in self.changes())
+        if self._missing and not self._missing.isdisjoint(attributes):
+            return any(True for _ in self.changes())
         return list(attributes["_modules"].values()) != self._parts
 
     def changes(self) -> Iterator[str]:
@@ -181,9 +188,13 @@ class ModuleEntry:
             return
         attributes = vars(module)
         for name, value in self._constants.items():
-            now = attributes.get(name)
-            if now is not value and not same(value, now):
+            now = attributes.get(name, ABSENT)
+            if now is ABSENT:
+                yield f"{self._prefix}{name} is gone, was {_said(value)}"
+            elif now is not value and not same(value, now):
                 yield f"{self._prefix}{name} is {_said(now)}, was {_said(value)}"
+        for name in added(module, self._missing):
+            yield f"{self._prefix}{name} is {_said(attributes[name])}, was not there"
         if list(module._modules.values()) != self._parts:
             yield f"the parts of module {self._path!r} are others"
         if any(self._hooks):
@@ -230,6 +241,26 @@ def constants_of(owner: object, method: str = "forward") -> dict[str, Any]:
         for name, value in vars(owner).items()
         if name in names and name != "training" and _is_plain(value)
     }
+
+
+def absent_of(module: nn.Module) -> frozenset[str]:
+    """The names that a module's code looks up and that are none of its attributes.
+
+    Code may ask whether they are there, and names of the class may be hidden by them.
+    """
+    if is_library(type(module).__module__):
+        return frozenset()
+    return frozenset({"forward", *Mentioned(module, "forward").read} - vars(module).keys())
+
+
+def added(owner: object, names: frozenset[str]) -> list[str]:
+    """Those of ``names`` that are attributes of an object now; a graphed forward is no other."""
+    attributes = vars(owner)
+    return [
+        name
+        for name in sorted(names & attributes.keys())
+        if not type(attributes[name]).__module__.startswith("tensorplay_")
+    ]
 
 
 def _is_plain(value: object) -> bool:

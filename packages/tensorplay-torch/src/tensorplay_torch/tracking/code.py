@@ -17,6 +17,8 @@ __all__ = ["Mentioned", "content", "globals_in", "is_library", "names_in", "stor
 
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 OWN = "tensorplay_"
+LOOKED_UP = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+READ = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 BY_TEXT = {"getattr", "hasattr", "attrgetter", "vars", "__dict__"}
 """What finds attributes by strings."""
 
@@ -30,11 +32,13 @@ class Mentioned:
 
     Attributes:
         names: The names that their code knows.
+        read: Those of attributes that it may look up, not only set.
         functions: The methods, each once, and functions among the object's attributes.
     """
 
     def __init__(self, owner: object, first: str) -> None:
         self.names: set[str] = set()
+        self.read: set[str] = set()
         self.functions: list[types.FunctionType] = []
         seen: set[int] = set()
         pending = [first]
@@ -48,18 +52,21 @@ class Mentioned:
                 for one in (function, *_helpers(function)):
                     new = names_in(one) - self.names
                     self.names |= new
+                    self.read |= _of(one, READ) | _texts(one)
                     pending += new
 
 
 def names_in(function: Any) -> set[str]:
     """The names that the code of a function knows; none for what is no Python function."""
     code = getattr(function, "__code__", None)
-    return set().union(*map(_names, _codes(code))) if isinstance(code, types.CodeType) else set()
+    if not isinstance(code, types.CodeType):
+        return set()
+    return _texts(function).union(*(one.co_names for one in _codes(code)))
 
 
 def globals_in(function: types.FunctionType) -> set[str]:
     """The names that a function, and those defined in it, look up as globals."""
-    return _of(function, ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+    return _of(function, LOOKED_UP)
 
 
 def stored_in(function: types.FunctionType) -> set[str]:
@@ -123,11 +130,14 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(one)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    if names & BY_TEXT:
-        names.update(_words(code.co_consts))
-    return names
+def _texts(function: types.FunctionType) -> set[str]:
+    """The names among a function's strings, if it may find attributes by them."""
+    return {
+        word
+        for code in _codes(function.__code__)
+        if not BY_TEXT.isdisjoint(code.co_names)
+        for word in _words(code.co_consts)
+    }
 
 
 def _words(constants: tuple[Any, ...]) -> Iterator[str]:
@@ -141,9 +151,10 @@ def _words(constants: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _of(function: types.FunctionType, operations: tuple[str, ...]) -> set[str]:
-    return {
-        one.argval
-        for code in _codes(function.__code__)
-        for one in dis.get_instructions(code)
-        if one.opname in operations
-    }
+    return set().union(*(_operands(code, operations) for code in _codes(function.__code__)))
+
+
+@functools.lru_cache(maxsize=2048)
+def _operands(code: types.CodeType, operations: tuple[str, ...]) -> frozenset[str]:
+    """What these operations work on; kept, since many modules are of one class."""
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in operations)
