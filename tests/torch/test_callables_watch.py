@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,38 @@ def test_attributes_of_classes_and_modules_are_noticed(device, monkeypatch):
     with pytest.raises(tp.StaleGraph, match=r"Settings.factor is 3.0, was 1.0"):
         for _ in range(320):
             f(x)
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(sub=SimpleNamespace(scale=1.0))
+        self.parts = [SimpleNamespace(factor=1.0)]
+        self.pair = (1.0, [1.0])
+        self.last = functools.partial(torch.mul, other=1.0)
+
+    def forward(self, x):
+        y = x * self.config.sub.scale * self.parts[0].factor * self.pair[1][0]
+        return self.last(y)
+
+
+DEEP = {
+    "config.sub.scale": lambda m: setattr(m.config.sub, "scale", 3.0),
+    "parts[0].factor": lambda m: setattr(m.parts[0], "factor", 3.0),
+    "pair[1][0]": lambda m: m.pair[1].__setitem__(0, 3.0),
+    "['other']": lambda m: m.last.keywords.__setitem__("other", 3.0),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_what_objects_and_tuples_hold_is_noticed(device, name):
+    module, x = Nested(), rand(device, 2, 4)
+    tp.make_graphed_callables(module, (x,))
+    module(x)
+    DEEP[name](module)
+    with pytest.raises(tp.StaleGraph, match=re.escape(name)):
+        for _ in range(200):
+            module(x)
 
 
 def test_values_that_are_as_good_are_no_changes(device):

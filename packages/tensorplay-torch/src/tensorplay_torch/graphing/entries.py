@@ -83,7 +83,7 @@ class BindingEntry:
         self._name, self._read, self._value = binding
         self._held = Held(binding.value, long=SHORT)
         # What is in a list may change though the list stays.
-        self._fixed = not isinstance(binding.value, CONTAINERS)
+        self._fixed = not _fills(binding.value)
         # So may the memory of a tensor, by ``t.data = ...`` or ``t.resize_``.
         self._seen = _seen(binding.value) if _has_address(binding.value) else None
 
@@ -273,12 +273,17 @@ def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several]:
     """Entries of the bindings: containers by themselves, which take longer, others in fours."""
     several: list[Binding] = []
     for binding in bindings:
-        if isinstance(binding.value, CONTAINERS):
+        if _fills(binding.value):
             yield Several([BindingEntry(binding)])
         else:
             several.append(binding)
     for first in range(0, len(several), TOGETHER):
         yield Several(map(BindingEntry, several[first : first + TOGETHER]))
+
+
+def _fills(value: object) -> bool:
+    """True for what may change in place: lists and dicts, and tuples of them."""
+    return isinstance(value, CONTAINERS) or (type(value) is tuple and any(map(_fills, value)))
 
 
 def _seen(value: torch.Tensor) -> tuple[int, Form]:

@@ -25,6 +25,8 @@ __all__ = ["Binding", "Reached", "compile_contexts"]
 
 DEPTH = 3
 """How many functions that call functions are followed."""
+WITHIN = 2
+"""How many objects in one another are followed from a module's attributes."""
 LONG = 1000
 """A longer list is data, not a list of modules."""
 OF_MODULES = frozenset(vars(nn.Module()))
@@ -126,6 +128,7 @@ class _Search:
             yield from self.of(value.func, name, depth, names)
             for part in (value.args, value.keywords):
                 self._given(part, "a partial's argument")
+                self._given((part,), "a partial's arguments")
                 yield from self.of(part, name, depth, {*names, *names_in(value.func)})
         elif isinstance(value, types.MethodType):
             yield from self.of(value.__func__, name, depth)
@@ -165,8 +168,7 @@ class _Search:
                 self.bindings.append(
                     Binding(name, functools.partial(_attribute, reference, attribute), value)
                 )
-                if is_plain_object(value):
-                    list(self._owner(value, name, names, 1))
+                list(self.of(value, name, WITHIN, names))
 
     def _method(
         self, owner: Any, name: str, method: str, depth: int
