@@ -17,8 +17,16 @@ from .hyperparameters import Hyperparameters, values_of
 __all__ = ["Groups"]
 
 ABSENT = object()
-NUMBER = object()
-"""Stands in an option for a number, which is followed by itself."""
+
+
+class _Number:
+    """Stands in an option for a number, which is followed by itself."""
+
+    def __repr__(self) -> str:
+        return "a number"
+
+
+NUMBER = _Number()
 
 
 class Groups:
@@ -95,12 +103,11 @@ class Groups:
         yield from refused.values()
         options = dict(_options(self._optimizer))
         for (place, name), was in self._options.items():
-            if not self._read(place, name) or (place, name, None) in values:
-                continue
-            now = options.get((place, name), ABSENT)
-            if not _alike(was, now):
-                said = "gone" if now is ABSENT else _said(now)
-                yield f"{_spelled((place, name, None))} is {said}, was {_said(was)}"
+            # One that is a number now is no option any more, and was none to follow.
+            if self._read(place, name) and not _alike(was, options.get((place, name), ABSENT)):
+                key = place, name, None
+                said = "a tensor" if isinstance(was, torch.Tensor) else _said(was)
+                yield f"{_spelled(key)} is {self._said_now(key)}, was {said}"
         for place, group in enumerate(self._optimizer.param_groups):
             for name in group:
                 if (place, name) not in self._names and self._read(place, name):
@@ -111,7 +118,7 @@ class Groups:
 
     def _said_now(self, key: Key) -> str:
         for group in self._optimizer.param_groups[key[0] :]:
-            return _said(group[key[1]]) if key[1] in group else "gone"
+            return _said(_copied(group[key[1]])) if key[1] in group else "gone"
         return "gone"
 
 

@@ -287,8 +287,8 @@ class Hyperparameters:
             if not self._read(key):
                 continue
             was = self._written.get(key, value)
-            # A step branches on whether one is zero: then other operations would be captured.
-            turned = (value == 0) != (was == 0) and key[1] != "lr"
+            # A step branches on whether one is zero, or above it: then it takes other operations.
+            turned = _sign(value) != _sign(was) and key[1] != "lr"
             if not _equal(value, was) and (key in self.frozen or turned):
                 yield key, was, value
 
@@ -300,6 +300,11 @@ def _is_number(name: str, value: object) -> bool:
 
 def _equal(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _sign(value: float) -> float | None:
+    """-1, 0 or 1; None for NaN, which is neither above zero nor zero."""
+    return None if math.isnan(value) else (value > 0) - (value < 0)
 
 
 def _perturbed(values: Values, seed: int) -> dict[Key, float]:
