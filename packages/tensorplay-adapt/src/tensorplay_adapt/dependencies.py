@@ -1,38 +1,31 @@
 """What a captured step depends on beside its batch, and whether it is still what it was.
 
 A graph reads and writes memory where that was. All of it is looked at in each call, by loops that
-run in C: which tensors modules and optimizer hold, where their memory is, which of them require
-grad; what is Python's own is looked at by ``watching``. How they lie in their memory takes several
-times as long to ask, so each call asks that of some in turn.
+run in C: which tensors modules and optimizer hold; where their memory is and how it is read, by
+``forms``; what is Python's own, by ``watching``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, cycle
-from operator import attrgetter, is_, itemgetter
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from tensorplay_torch.graphing.autocast import Autocast
-from tensorplay_torch.graphing.forms import Forms, form_of, reformed
-from tensorplay_torch.tracking.code import is_library
 
+from .forms import Forms
 from .recipe import Recipe
 from .snapshot import named_state, reached_by
 from .watching import Watching
 
 __all__ = ["Dependencies"]
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-OF_STATE = "optimizer.state["
 HELD = ("_parameters", "_buffers", "_modules")
 SCALER = ("_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")
-
-_address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
-_requires_grad = attrgetter("requires_grad")
 
 
 class Dependencies:
@@ -58,15 +51,11 @@ class Dependencies:
         self._state, self._groups = optimizer.state, optimizer.param_groups
         self._lists = [group["params"] for group in self._groups]
         self._steered = list(chain.from_iterable(self._lists))
-        # Dicts by what they are called; an empty one matters where things are added to be run or
-        # looked for, as code of torch's own does not.
+        # By what they are called.
         self._dicts: dict[str, dict[Any, Any]] = {
             f"{path or 'the module'}.{kind}": vars(module)[kind]
             for path, module in self._modules.items()
             for kind in HELD
-            if vars(module)[kind]
-            or isinstance(module, CONTAINERS)
-            or not is_library(type(module).__module__)
         }
         self._states = list(self._state.values())
         settings = {
@@ -80,32 +69,29 @@ class Dependencies:
         for parameter, state in self._state.items():
             self._dicts[f"optimizer.state[{self._name(parameter)}]"] = state
         # Views show what the dicts hold at the time.
-        self._views = [one.values() for one in self._dicts.values()]
-        self._sizes = list(map(len, self._views))
+        self._views = [one.values() for one in self._dicts.values() if one]
+        self._empty = [one for one in self._dicts.values() if not one]
+        self._sizes = list(map(len, self._dicts.values()))
         self._held = list(chain.from_iterable(self._views))
         # One value equals another, and the truth of many raises: those are told by being the same.
         single = [n for n, one in enumerate(self._held) if not _is_array(one)]
         self._pick = itemgetter(*single, 0, 0) if self._held else tuple
         self._picked = self._pick(self._held)
-        self._watched = list(
-            dict.fromkeys(
-                chain(
-                    (one for one in self._held if isinstance(one, nn.Parameter)),
-                    self._steered,
-                    settings,
-                    (one for one, name in self._names.items() if not name.startswith(OF_STATE)),
-                )
+        watched = dict.fromkeys(
+            chain(
+                (one for one in self._held if isinstance(one, nn.Parameter)),
+                self._steered,
+                settings,
+                self._names,
             )
         )
         self._names = {**settings, **self._names}
-        self._addresses = list(map(_address, self._watched))
-        self._requires = list(map(_requires_grad, self._watched))
-        self._formed = list(map(form_of, self._watched))
+        self._forms = Forms({one: self._name(one) for one in watched})
         self._lengths = list(map(len, self._lists))
         self._autocast = Autocast(recipe.device.type)
         self._settings = _scaling(self._scaler)
         self._held_groups = list(self._groups)
-        trained = {one: self._name(one) for one in self._watched if one.requires_grad}
+        trained = {one: self._name(one) for one in watched if one.requires_grad}
         self.watching = Watching(recipe, self._modules, trained)
         self.unchanged = self._compiled()
 
@@ -124,12 +110,10 @@ class Dependencies:
         states, held_groups = self._states, self._held_groups
         lists, lengths, steered = self._lists, self._lengths, self._steered
         views, held, pick, picked = self._views, self._held, self._pick, self._picked
-        watched, addresses, requires = self._watched, self._addresses, self._requires
+        empty, as_they_were = self._empty, self._forms.unchanged
         scaler, settings = self._scaler, self._settings
         autocast, values = self._autocast.difference, state.values()
         watching = self.watching
-        forms = list(Forms.of(watched))
-        turn = cycle(forms).__next__ if forms else None
         number, flat, entries = len(groups), chain.from_iterable, len(states)
 
         def is_held(found: list[Any]) -> bool:
@@ -147,14 +131,13 @@ class Dependencies:
                 and all(map(is_, groups, held_groups))
                 and len(values) >= entries
                 and all(map(is_, values, states))
+                and not any(empty)
                 and is_held(list(flat(views)))
-                and list(map(_address, watched)) == addresses
-                and list(map(_requires_grad, watched)) == requires
-                and (turn is None or not turn().changed)
                 and list(map(len, lists)) == lengths
                 and all(map(is_, flat(lists), steered))
                 and (scaler is None or all(map(is_, _scaling(scaler), settings)))
                 and watching.unchanged()
+                and as_they_were()
                 and not autocast()
             )
 
@@ -163,17 +146,7 @@ class Dependencies:
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""
         yield from self._rebound()
-        for tensor, address, requires, form in zip(
-            self._watched, self._addresses, self._requires, self._formed, strict=True
-        ):
-            if _address(tensor) != address:
-                yield f"{self._name(tensor)} moved to other memory"
-            else:
-                yield from reformed(self._name(tensor), form, form_of(tensor))
-            if tensor.requires_grad is not requires:
-                yield (
-                    f"{self._name(tensor)}.requires_grad is {tensor.requires_grad}, was {requires}"
-                )
+        yield from self._forms.differences()
         for name, was, now in zip(SCALER, self._settings, _scaling(self._scaler), strict=False):
             if now is not was and (isinstance(now, torch.Tensor) or now != was):
                 yield f"scaler.{name} is not what it was"
