@@ -24,6 +24,7 @@ from .watching import Watching
 
 __all__ = ["Dependencies"]
 
+OF_STATE = "optimizer.state["
 HELD = ("_parameters", "_buffers", "_modules")
 SCALER = ("_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")
 
@@ -86,7 +87,11 @@ class Dependencies:
             )
         )
         self._names = {**settings, **self._names}
-        self._forms = Forms({one: self._name(one) for one in watched})
+        names = {one: self._name(one) for one in watched}
+        turning = {one: name for one, name in names.items() if name.startswith(OF_STATE)}
+        self._forms = Forms(
+            {one: name for one, name in names.items() if one not in turning}, turning
+        )
         self._lengths = list(map(len, self._lists))
         self._autocast = Autocast(recipe.device.type)
         self._settings = _scaling(self._scaler)

@@ -2,17 +2,21 @@
 
 ``p.data = p.data[:2]``, ``p.t_()`` and ``p.as_strided_`` leave a tensor the same object at the same
 address. torch's own guards tell all of that in one call; they say no as well where the mode is
-another one, under autocast or in inference mode, and then the facts themselves decide.
+another one, under autocast or in inference mode, and then the facts themselves decide. Where memory
+is, is asked in each call; how an optimizer's own state is read there, which no code of anybody's
+changes for long, takes turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from tensorplay_torch.graphing.forms import Forms as InTurn
 from tensorplay_torch.resources.signatures import guard_of, plain
 
 __all__ = ["Forms"]
@@ -38,21 +42,26 @@ class Forms:
 
     Args:
         tensors: With what errors call them.
+        turning: Further ones, whose shapes and the like are looked at in turn.
 
     Attributes:
         unchanged: Called without arguments it returns True if they are what they were.
     """
 
-    def __init__(self, tensors: Mapping[torch.Tensor, str]) -> None:
-        self._tensors, self._names = list(tensors), list(tensors.values())
-        self._addresses = list(map(_address, self._tensors))
-        self._forms = self._now()
+    def __init__(
+        self, tensors: Mapping[torch.Tensor, str], turning: Mapping[torch.Tensor, str]
+    ) -> None:
+        self._tensors, self._all = list(tensors), [*tensors, *turning]
+        self._names = [*tensors.values(), *turning.values()]
+        self._addresses = list(map(_address, self._all))
+        self._forms = self._now(self._all)
+        self._turns = list(InTurn.of(list(turning)))
         self._guards: list[Callable[..., bool]] = []
         self._learn()
         self.unchanged = self._compiled()
 
-    def _now(self) -> list[list[Any]]:
-        return [list(map(fact, self._tensors)) for fact in FACTS.values()]
+    def _now(self, tensors: list[torch.Tensor]) -> list[list[Any]]:
+        return [list(map(fact, tensors)) for fact in FACTS.values()]
 
     def _learn(self) -> None:
         if len(self._guards) < KINDS and plain(self._tensors):
@@ -62,11 +71,14 @@ class Forms:
 
     def _compiled(self) -> Callable[[], bool]:
         tensors, addresses, guards = self._tensors, self._addresses, self._guards
-        slowly = self._unchanged_slowly
+        everything, slowly = self._all, self._unchanged_slowly
+        turn = cycle(self._turns).__next__ if self._turns else None
 
         def unchanged() -> bool:
             # First, as a tensor that was swapped with a nested one must not reach a guard.
-            if list(map(_address, tensors)) != addresses:
+            if list(map(_address, everything)) != addresses:
+                return False
+            if turn is not None and turn().changed:
                 return False
             for guard in guards:
                 if guard(*tensors):
@@ -78,7 +90,8 @@ class Forms:
     def _unchanged_slowly(self) -> bool:
         """Where no guard says yes; where the mode alone is another, the next call's will."""
         try:
-            if self._now() != self._forms:
+            number = len(self._tensors)
+            if self._now(self._tensors) != [facts[:number] for facts in self._forms]:
                 return False
         except (RuntimeError, NotImplementedError):  # A nested tensor has no strides.
             return False
@@ -87,7 +100,7 @@ class Forms:
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""
-        for place, (tensor, name) in enumerate(zip(self._tensors, self._names, strict=True)):
+        for place, (tensor, name) in enumerate(zip(self._all, self._names, strict=True)):
             if _address(tensor) != self._addresses[place]:
                 yield f"{name} moved to other memory"
             for (fact, get), known in zip(FACTS.items(), self._forms, strict=True):

@@ -1,11 +1,19 @@
-"""Ids of pools that are gone, remembered as ranges: torch counts ids up, and most pools end."""
+"""Ids of pools. Those that are gone are remembered as ranges: torch counts up, and most end."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
-__all__ = ["Gone", "Ranges"]
+from tensorplay_core.errors import PoolMismatch
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Gone", "Native", "Ranges", "is_native", "mismatch"]
+
+Native: TypeAlias = tuple[int, int]
 
 
 class Ranges:
@@ -78,3 +86,24 @@ def _split(id: object) -> tuple[Hashable, int]:
         if type(first) is int and second == 0:
             return None, first
     return ..., -1
+
+
+def is_native(id: object) -> TypeGuard[Native]:
+    """True for what torch's CUDA allocator would give out as an id."""
+    return (
+        isinstance(id, tuple)
+        and len(id) == 2
+        and all(isinstance(part, int) and part >= 0 for part in id)
+        and (id[0] == 0) != (id[1] == 0)
+    )
+
+
+def mismatch(token: object, met: str, device: torch.device) -> PoolMismatch:
+    """The error for a token that names no pool of the device."""
+    return PoolMismatch(
+        doing="sharing",
+        subject=f"pool {token!r}",
+        met=met,
+        remedy=f"Pass None, an id from graph_pool_handle({str(device)!r}), a captured graph, or "
+        "a torch.cuda.MemPool of that device.",
+    )

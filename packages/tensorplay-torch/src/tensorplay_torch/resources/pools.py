@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from tensorplay_core.errors import PoolMismatch
 from tensorplay_core.protocols import Pool
 from tensorplay_core.runtime import Runtime
 from tensorplay_torch._private import PRIVATE, required
 
 from .arena import Arena
 from .devices import index_of
-from .ids import Gone, Ranges
+from .ids import Gone, Native, Ranges, is_native, mismatch
 
 if TYPE_CHECKING:
     from .streams import Lane
@@ -37,8 +36,6 @@ __all__ = [
     "routed",
     "routed_body",
 ]
-
-Native: TypeAlias = tuple[int, int]
 
 
 class TorchPool:
@@ -182,6 +179,8 @@ class PoolRegistry:
         self._spent = Gone()
         # Ids that nobody holds, by device.
         self._gone: dict[torch.device, Gone] = {}
+        self._ended: deque[TorchPool] = deque()
+        self._remembering = False
         self._serials = itertools.count(1)
         self.spares: Spares = NoSpares()
         # Reentrant, because a finaliser that ends a graph may run in the midst of its holder.
@@ -204,18 +203,19 @@ class PoolRegistry:
         """
         id, owner = _identity(token)
         known = self._pools.get(id) if isinstance(id, Hashable) else None
-        former = [where for where, gone in self._gone.items() if id in gone]
+        with self._lock:
+            former = [where for where, gone in self._gone.items() if id in gone]
         where = known.device if known is not None else (former or [device])[0]
         if where != device:
-            raise _mismatch(token, f"it is on {where}", device)
+            raise mismatch(token, f"it is on {where}", device)
         if known is not None:
             return known
-        if device.type == "cuda" and _is_native(id):
+        if device.type == "cuda" and is_native(id):
             native = new_native() if id in self._spent else id
             return self._keep(TorchPool(id, device, native, owner))
         if device.type == "cpu" and former and isinstance(id, Hashable):
             return self._keep(TorchPool(id, device, None))
-        raise _mismatch(token, "torch knows no such pool there", device)
+        raise mismatch(token, "torch knows no such pool there", device)
 
     def forget(self, pool: TorchPool) -> None:
         """The last graph let go of ``pool``."""
@@ -224,15 +224,26 @@ class PoolRegistry:
             last.reset()
         with self._lock:
             self._pools.pop(pool.id, None)
-            if pool.owner is None:
-                gone = self._gone.setdefault(pool.device, Gone())
-                gone.add(pool.id)
-                if pool.used:
-                    self._spent.add(pool.id)
-                # Nobody was given those; with them what is remembered has fewer gaps.
-                for number in pool.drawn:
-                    gone.add((0, number))
-                    self._spent.add((0, number))
+        if pool.owner is None:
+            self._ended.append(pool)
+            self._remember()
+
+    def _remember(self) -> None:
+        """Notes the ids of pools that ended."""
+        with self._lock:
+            if self._remembering:
+                return  # A finaliser ended one in the midst of this, which goes on with it.
+            self._remembering = True
+            try:
+                while self._ended:
+                    pool = self._ended.popleft()
+                    # Nobody was given the others; with them what is remembered has fewer gaps.
+                    for id in (pool.id, *((0, number) for number in pool.drawn)):
+                        self._gone.setdefault(pool.device, Gone()).add(id)
+                        if pool.used:
+                            self._spent.add(id)
+            finally:
+                self._remembering = False
 
     def _keep(self, pool: TorchPool) -> TorchPool:
         with self._lock:
@@ -329,22 +340,3 @@ def _identity(token: object) -> tuple[object, object]:
     if isinstance(token, torch.cuda.CUDAGraph):
         return tuple(token.pool()), token
     return token, None
-
-
-def _is_native(id: object) -> TypeGuard[Native]:
-    return (
-        isinstance(id, tuple)
-        and len(id) == 2
-        and all(isinstance(part, int) and part >= 0 for part in id)
-        and (id[0] == 0) != (id[1] == 0)
-    )
-
-
-def _mismatch(token: object, met: str, device: torch.device) -> PoolMismatch:
-    return PoolMismatch(
-        doing="sharing",
-        subject=f"pool {token!r}",
-        met=met,
-        remedy=f"Pass None, an id from graph_pool_handle({str(device)!r}), a captured graph, or "
-        "a torch.cuda.MemPool of that device.",
-    )

@@ -42,7 +42,7 @@ class Rules:
     def __init__(self, legacy: Stream) -> None:
         self.live: set[Capture] = set()
         self.legacy = legacy
-        self.threads = Threads(legacy)
+        self.threads = Threads.beginning_on(legacy)
 
     @property
     def current(self) -> Stream:

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from tensorplay_core.protocols import CaptureMode
@@ -89,22 +89,29 @@ class ThreadState:
     waiting: Turn | None = None
 
 
-class Threads:
-    """Each thread's own state, which begins on the legacy stream."""
+class Threads(threading.local):
+    """Each thread's own state, which begins on the legacy stream.
 
-    def __init__(self, legacy: Stream) -> None:
-        self._legacy, self._here = legacy, threading.local()
+    Attributes:
+        state: This thread's. Once it is there, to read it runs no Python.
+    """
 
-    @property
-    def state(self) -> ThreadState:
-        """This thread's."""
-        own = self._here.__dict__
-        try:
-            return own["state"]  # type: ignore[no-any-return]
-        except KeyError:
-            # A finaliser may ask for it while it is made: the first one made is the thread's.
-            made = ThreadState(threading.current_thread().name, self._legacy)
-            return own.setdefault("state", made)  # type: ignore[no-any-return]
+    legacy: ClassVar[Stream]
+    state: ThreadState
+
+    @classmethod
+    def beginning_on(cls, legacy: Stream) -> Threads:
+        """The states of a driver whose legacy stream this is."""
+        own: type[Threads] = type("Threads", (cls,), {"legacy": legacy})
+        return own()
+
+    def __getattr__(self, name: str) -> ThreadState:
+        if name != "state":
+            raise AttributeError(name)
+        # Not in `__init__`, inside which a finaliser would find half of it. One may ask for it
+        # here, too: the first one made is the thread's.
+        made = ThreadState(threading.current_thread().name, self.legacy)
+        return self.__dict__.setdefault("state", made)  # type: ignore[no-any-return]
 
 
 class Stream:
