@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 
 
@@ -26,7 +27,7 @@ class Interrupt:
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if event not in ("call", "c_return"):
             return
-        if not any(part in frame.f_code.co_filename for part in self.files):
+        if not _counts(frame.f_code.co_filename, self.files):
             return
         self.left -= 1
         if self.left <= 0 and not in_finaliser(frame):
@@ -40,6 +41,11 @@ class Interrupt:
             yield
         finally:
             sys.setprofile(None)
+
+
+@cache
+def _counts(file: str, parts: tuple[str, ...]) -> bool:
+    return any(part in file for part in parts)
 
 
 def in_finaliser(frame: FrameType | None) -> bool:
