@@ -208,16 +208,16 @@ class Hyperparameters:
         culprits = set()
         for key, value in self._written.items():
             other = {**self._written, key: _other(value, random.Random(7))}
-            one, two = self._tried(trial, other), self._tried(trial, other)
-            if (
-                one is None
-                or two is None
-                or [node.constants for node in one] != constants
-                or any(
-                    not _same(place, one, usual) and _same(place, two, [n.data for n in one])
-                    for place in doubtful
-                )
-            ):
+            one = self._tried(trial, other)
+            if one is None or [node.constants for node in one] != constants:
+                culprits.add(key)
+                continue
+            changed = [place for place in doubtful if not _same(place, one, usual)]
+            if not changed:
+                continue
+            # A number that it decides is again what it was; an address need not be.
+            two, data = self._tried(trial, other), [node.data for node in one]
+            if two is None or any(_same(place, two, data) for place in changed):
                 culprits.add(key)
         return culprits
 
