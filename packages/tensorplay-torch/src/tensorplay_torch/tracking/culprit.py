@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from types import FrameType
 
 __all__ = ["blame", "compiled", "frames", "name_of", "outside", "where"]
@@ -61,18 +62,29 @@ def where(thread: int | None = None) -> str:
 
 def outside(frame: FrameType) -> bool:
     """True if the frame runs code of the user's."""
-    module = str(frame.f_globals.get("__name__", ""))
+    return _is_users(str(frame.f_globals.get("__name__", "")))
+
+
+@cache
+def _is_users(module: str) -> bool:
     # The suite that core ships is a user like any other.
     return module.partition(".")[0] not in INTERNAL or module.startswith(SUITE)
 
 
 def compiled() -> bool:
     """True if the call comes from a function that ``torch.compile`` made."""
-    return "torch._dynamo.eval_frame" in sys.modules and any(
-        frame.f_code.co_name == "compile_wrapper"
-        and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
-        for frame in frames()
-    )
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return False
+    # Not by `frames`: this is asked at each operation, and the stack is deep.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (
+            frame.f_code.co_name == "compile_wrapper"
+            and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def blame(error: BaseException, operation: object, thread: int | None = None) -> None:
