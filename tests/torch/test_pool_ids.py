@@ -28,7 +28,9 @@ def test_ids_of_every_kind_are_told_apart():
         assert id not in gone
         gone.add(id)
         assert id in gone
+    gone.add("an id of another form")
     assert all(id not in gone for id in ((3, 0), (0, 4), ("cpu", 4), (3, 3), 3, "cpu", None))
+    assert "an id of another form" not in gone
 
 
 def test_pools_that_ended_leave_nothing(monkeypatch):

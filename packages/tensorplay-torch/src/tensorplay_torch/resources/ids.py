@@ -64,7 +64,10 @@ class Gone:
         self._ranges: dict[Hashable, Ranges] = {}
 
     def __contains__(self, id: object) -> bool:
-        kind, number = _split(id)
+        split = _split(id)
+        if split is None:
+            return False
+        kind, number = split
         found = self._ranges.get(kind)
         return found is not None and number in found
 
@@ -74,18 +77,20 @@ class Gone:
 
     def add(self, id: Hashable) -> None:
         """Takes one in. Idempotent."""
-        kind, number = _split(id)
-        self._ranges.setdefault(kind, Ranges()).add(number)
+        split = _split(id)
+        if split is not None:
+            kind, number = split
+            self._ranges.setdefault(kind, Ranges()).add(number)
 
 
-def _split(id: object) -> tuple[Hashable, int]:
+def _split(id: object) -> tuple[Hashable, int] | None:
     if isinstance(id, tuple) and len(id) == 2:
         first, second = id
         if type(second) is int and (first == 0 or isinstance(first, str)):
             return first, second
         if type(first) is int and second == 0:
             return None, first
-    return ..., -1
+    return None
 
 
 def is_native(id: object) -> TypeGuard[Native]:
