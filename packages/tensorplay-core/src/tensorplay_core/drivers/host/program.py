@@ -64,6 +64,10 @@ class Program:
             turn=turn_of((turn, *recording.turns())),
         )
 
+    def run(self) -> None:
+        """Runs the steps, in a turn that the caller has taken."""
+        run(self.steps, self.names)
+
     def refuse_stale(self) -> None:
         """Raises StaleGraph if storage that is watched has died."""
         dead = [str(one) for one in self.holdings.watched if one.storage() is None]

@@ -84,7 +84,8 @@ class Stage:
         Raises:
             SignatureMismatch: They differ; it lists every difference, and nothing was changed.
             GraphStateError: The graph was closed, or updated since the plan was made.
-            ReplayError: This is inside a replay of the graph.
+            StaleGraph: A watched input died; nothing was changed.
+            ReplayError: This is inside a replay, or a staged call, of the graph.
         """
         self._refuse_stale()
         found = _differences(self._static, inputs)
@@ -101,13 +102,17 @@ class Stage:
         turn, state = self._program.turn, self._work._capturing.threads.state
         with turn.taken(state, "staging inputs for", repr(self._executable)):
             self._refuse_stale()
-            for into, source in zip(self._static, self._apart(inputs), strict=True):
-                if source is not into:
-                    into.cast("B")[:] = source.cast("B")
-            turn.owner = None
-            self._executable.launch(stream)
-            turn.owner = state
-            return tuple(map(self._work._copied, self._results))
+            # As inside a replay: what launches in the midst of this is refused, the copies too.
+            state.executing += 1
+            try:
+                self._program.refuse_stale()
+                for into, source in zip(self._static, self._apart(inputs), strict=True):
+                    if source is not into:
+                        into.cast("B")[:] = source.cast("B")
+                self._program.run()
+                return tuple(map(self._work._copied, self._results))
+            finally:
+                state.executing -= 1
 
     def _refuse_stale(self) -> None:
         """Raises GraphStateError before anything is written that the graph would not read."""

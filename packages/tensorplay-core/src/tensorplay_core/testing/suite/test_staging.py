@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import pytest
 
-from tensorplay_core.errors import GraphStateError, SignatureMismatch
+from tensorplay_core.errors import GraphStateError, SignatureMismatch, TensorplayError
 from tensorplay_core.testing.facade import Facade
+from tensorplay_core.testing.moments import Moments, in_a_thread
 from tensorplay_core.testing.oracle import churn
 from tensorplay_core.testing.workbench import Workbench
 
@@ -152,3 +156,41 @@ def test_staging_before_the_capture_is_refused(workbench: Workbench, facade: Fac
     with pytest.raises(GraphStateError) as caught:
         facade.new().stage_and_launch([x], [x])
     four_parts(caught.value)
+
+
+@pytest.mark.parametrize("form", ["plan", "stage_and_launch"])
+def test_a_staged_call_in_the_midst_of_another_spoils_nothing(
+    workbench: Workbench, facade: Facade, form: str
+) -> None:
+    """A signal handler or a finaliser makes it: it is served, or refused, and never half of it."""
+    x, y, total = (workbench.buffer([0.0]) for _ in range(3))
+
+    def work() -> None:
+        workbench.add_(total, x)
+        workbench.add_(total, y)
+
+    made = facade.record(work)
+    plan = made.stage([x, y])
+    ours, theirs = (
+        [workbench.buffer([value]) for value in pair] for pair in ((1, 10), (100, 1000))
+    )
+
+    def call(inputs: list[Any]) -> None:
+        plan(inputs) if form == "plan" else made.stage_and_launch([x, y], inputs)
+
+    call(ours)
+    reference = Moments(0, lambda: None)
+    in_a_thread(lambda: call(ours), reference)
+    for number in reference.first.values():
+        served: list[bool] = []
+
+        def within(served: list[bool] = served) -> None:
+            with suppress(TensorplayError):
+                call(theirs)
+                served.append(True)
+
+        workbench.write(total, [0.0])
+        moments = Moments(number, within)
+        in_a_thread(lambda: call(ours), moments)
+        workbench.synchronize()
+        assert workbench.read(total) == [11.0 + 1100.0 * len(served)], moments.where
