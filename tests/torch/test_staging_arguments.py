@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 import tensorplay_torch as tp
+from tensorplay_core.testing.moments import Moments, in_a_thread
 
 NO_TENSORS = {
     "None": lambda: None,
@@ -153,6 +155,45 @@ def test_inputs_in_the_buffers_own_memory_are_taken_as_they_were() -> None:
         expected = torch.cat(chosen())
         (result,) = plan(chosen())
         assert torch.equal(result, expected)
+
+
+BUFFERS = {
+    "dense": lambda device: torch.zeros(2, 3, device=device),
+    "with gaps": lambda device: torch.zeros(2, 6, device=device)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_converting_call_in_the_midst_of_another_spoils_nothing(device: str, name: str) -> None:
+    """What is copied ahead of the driver's own copies is not mixed with another call's."""
+    x, y = (BUFFERS[name](device) for _ in range(2))
+    total = torch.zeros(2, 3, device=device)
+    made = tp.CUDAGraph(device=device)
+    with tp.graph(made):
+        total.add_(x)
+        total.add_(y)
+
+    def call(*values: float) -> None:
+        made.stage_and_launch([x, y], [torch.full((2, 3), v, dtype=torch.float64) for v in values])
+
+    def outer() -> None:
+        call(1, 10)
+
+    outer()
+    reference = Moments(0, lambda: None)
+    in_a_thread(outer, reference)
+    for number in reference.first.values():
+        served: list[bool] = []
+
+        def within(served: list[bool] = served) -> None:
+            with suppress(tp.ReplayError):
+                call(100, 1000)
+                served.append(True)
+
+        total.zero_()
+        moments = Moments(number, within)
+        in_a_thread(outer, moments)
+        assert total.unique().tolist() == [11.0 + 1100.0 * len(served)], moments.where
 
 
 NESTED = """

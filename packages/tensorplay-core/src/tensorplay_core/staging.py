@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from .errors import ArgumentTypeError, SignatureMismatch
+from .errors import ArgumentTypeError, ReplayError, SignatureMismatch
 from .protocols import Device, Executable, StagePlan
 from .runtime import Runtime
-from .signature import ArrayFacts, facts, shape_differences
+from .signature import ArrayFacts, differences, facts, shape_differences
 
 __all__ = ["ConvertingStage"]
 
 
 class ConvertingStage:
-    """The staging behind ``stage_and_launch``: a strict plan, and full copies where it says no.
+    """The staging behind ``stage_and_launch``: a strict plan, and full copies ahead of it.
+
+    What a copy of a buffer's own form cannot stand for (a buffer whose strides leave gaps) is
+    copied to by hand, one input after the other.
 
     Args:
         runtime: The runtime of the graph.
@@ -41,6 +45,7 @@ class ConvertingStage:
             _facts(array, f"static_inputs[{place}]") for place, array in enumerate(self._static)
         )
         self._plan: StagePlan = runtime.stage(executable, self._static, ())
+        self._by_hand = threading.RLock()
 
     def serves(self, static_inputs: Sequence[Any]) -> bool:
         """True if it was made for these very buffers."""
@@ -55,6 +60,7 @@ class ConvertingStage:
 
         Raises:
             SignatureMismatch: Their count or a shape differs; nothing was changed.
+            ReplayError: This is inside another such call.
         """
         try:
             self._plan(inputs) if stream is None else self._plan(inputs, stream=stream)
@@ -72,18 +78,41 @@ class ConvertingStage:
                 remedy="Pass one input a static buffer, of its shape; dtype, strides and device "
                 "are converted.",
             ) from None
-        runtime = self._runtime
         if stream is None:
-            self._copy_and_launch(inputs)
+            self._launch(inputs)
         else:
-            with runtime.using_stream(stream, self._device):
-                self._copy_and_launch(inputs)
+            with self._runtime.using_stream(stream, self._device):
+                self._launch(inputs)
+
+    def _launch(self, inputs: Sequence[Any]) -> None:
+        # The plan copies and launches in one turn of the driver's, which nothing comes between.
+        try:
+            self._plan([*map(self._alike, self._captured, self._static, inputs)])
+        except SignatureMismatch:
+            self._copy_and_launch(inputs)
+
+    def _alike(self, captured: ArrayFacts, static: Any, source: Any) -> Any:
+        """``source``, or a copy of it of the buffer's form."""
+        if not differences((captured,), (source,)):
+            return source
+        copy = self._runtime.array_like(static)
+        self._runtime.array_copy(copy, source)
+        return copy
 
     def _copy_and_launch(self, inputs: Sequence[Any]) -> None:
-        for static, source in zip(self._static, self._apart(inputs), strict=True):
-            if source is not static:
-                self._runtime.array_copy(static, source)
-        self._executable.launch()
+        if self._by_hand._is_owned():  # type: ignore[attr-defined]
+            raise ReplayError(
+                doing="staging inputs for",
+                subject=self._subject,
+                met="this thread is in the midst of such a call, and a finaliser or a signal "
+                "handler makes another: the inputs of both would be mixed",
+                remedy="Let such code note what is to be done and do it later.",
+            )
+        with self._by_hand:
+            for static, source in zip(self._static, self._apart(inputs), strict=True):
+                if source is not static:
+                    self._runtime.array_copy(static, source)
+            self._executable.launch()
 
     def _apart(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with copies of those that an earlier copy of this call would overwrite."""
