@@ -2,35 +2,24 @@
 
 ``p.data = p.data[:2]``, ``p.t_()`` and ``p.as_strided_`` leave a tensor the same object at the same
 address. torch's own guards tell all of that in one call; they say no as well where the mode is
-another one, under autocast or in inference mode, and then the facts themselves decide. Where memory
-is, is asked in each call; how an optimizer's own state is read there, which no code of anybody's
-changes for long, takes turns.
+another one, under autocast or in inference mode, and then the forms themselves decide. Where memory
+is, is asked in each call; how an optimizer's own state is read there, which hardly any code
+changes, takes turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
-from operator import attrgetter
-from typing import Any
 
 import torch
 
+from tensorplay_torch.graphing.forms import Form, form_of, reformed
 from tensorplay_torch.graphing.forms import Forms as InTurn
 from tensorplay_torch.resources.signatures import guard_of, plain
 
 __all__ = ["Forms"]
 
-FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "requires_grad": attrgetter("requires_grad"),
-    "shape": attrgetter("shape"),
-    "stride()": torch.Tensor.stride,
-    "dtype": attrgetter("dtype"),
-    "device": attrgetter("device"),
-    "layout": attrgetter("layout"),
-    "is_conj()": torch.Tensor.is_conj,
-    "is_neg()": torch.Tensor.is_neg,
-}
 KINDS = 4
 """How many modes a check learns to say yes in fast."""
 
@@ -54,14 +43,11 @@ class Forms:
         self._tensors, self._all = list(tensors), [*tensors, *turning]
         self._names = [*tensors.values(), *turning.values()]
         self._addresses = list(map(_address, self._all))
-        self._forms = self._now(self._all)
+        self._forms = _now(self._all)
         self._turns = list(InTurn.of(list(turning)))
         self._guards: list[Callable[..., bool]] = []
         self._learn()
         self.unchanged = self._compiled()
-
-    def _now(self, tensors: list[torch.Tensor]) -> list[list[Any]]:
-        return [list(map(fact, tensors)) for fact in FACTS.values()]
 
     def _learn(self) -> None:
         if len(self._guards) < KINDS and plain(self._tensors):
@@ -90,8 +76,7 @@ class Forms:
     def _unchanged_slowly(self) -> bool:
         """Where no guard says yes; where the mode alone is another, the next call's will."""
         try:
-            number = len(self._tensors)
-            if self._now(self._tensors) != [facts[:number] for facts in self._forms]:
+            if _now(self._tensors) != self._forms[: len(self._tensors)]:
                 return False
         except (RuntimeError, NotImplementedError):  # A nested tensor has no strides.
             return False
@@ -100,18 +85,17 @@ class Forms:
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""
-        for place, (tensor, name) in enumerate(zip(self._all, self._names, strict=True)):
-            if _address(tensor) != self._addresses[place]:
+        known = zip(self._all, self._names, self._addresses, self._forms, strict=True)
+        for tensor, name, address, (form, requires_grad) in known:
+            if _address(tensor) != address:
                 yield f"{name} moved to other memory"
-            for (fact, get), known in zip(FACTS.items(), self._forms, strict=True):
-                try:
-                    now, was = get(tensor), known[place]
-                except (RuntimeError, NotImplementedError):
-                    yield f"{name} has no {fact}, had {_said(known[place])}"
-                    continue
-                if now != was:
-                    yield f"{name}.{fact} is {_said(now)}, was {_said(was)}"
+            try:
+                yield from reformed(name, form, form_of(tensor))
+            except (RuntimeError, NotImplementedError):
+                yield f"{name} has no strides, had {form[1]}"
+            if tensor.requires_grad is not requires_grad:
+                yield f"{name}.requires_grad is {tensor.requires_grad}, was {requires_grad}"
 
 
-def _said(value: Any) -> Any:
-    return tuple(value) if isinstance(value, torch.Size) else value
+def _now(tensors: list[torch.Tensor]) -> list[tuple[Form, bool]]:
+    return [(form_of(one), one.requires_grad) for one in tensors]
