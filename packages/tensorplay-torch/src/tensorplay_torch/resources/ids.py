@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from tensorplay_core.errors import PoolMismatch
@@ -17,41 +18,40 @@ Native: TypeAlias = tuple[int, int]
 
 
 class Ranges:
-    """A set of integers that takes little memory where they follow one another."""
+    """A set of integers that takes little memory where they follow one another.
+
+    It is changed in one step, so that a finaliser or another thread that looks finds it whole.
+    """
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._stops: list[int] = []
+        self._ranges: list[tuple[int, int]] = []
 
     def __contains__(self, number: int) -> bool:
-        place = bisect_right(self._starts, number) - 1
-        return place >= 0 and number < self._stops[place]
+        ranges = self._ranges
+        place = bisect_right(ranges, number, key=itemgetter(0)) - 1
+        return place >= 0 and number < ranges[place][1]
 
     def __iter__(self) -> Iterator[int]:
-        for start, stop in zip(self._starts, self._stops, strict=True):
+        for start, stop in self._ranges:
             yield from range(start, stop)
 
-    def __len__(self) -> int:
-        """How many ranges."""
-        return len(self._starts)
+    @property
+    def count(self) -> int:
+        """Of ranges."""
+        return len(self._ranges)
 
     def add(self, number: int) -> None:
         """Takes one in. Idempotent."""
-        after = bisect_right(self._starts, number)
-        if after and number < self._stops[after - 1]:
-            return
-        joins_before = after > 0 and self._stops[after - 1] == number
-        joins_after = after < len(self._starts) and self._starts[after] == number + 1
-        if joins_before and joins_after:
-            self._stops[after - 1] = self._stops[after]
-            del self._starts[after], self._stops[after]
-        elif joins_before:
-            self._stops[after - 1] = number + 1
-        elif joins_after:
-            self._starts[after] = number
-        else:
-            self._starts.insert(after, number)
-            self._stops.insert(after, number + 1)
+        ranges = self._ranges
+        first = last = bisect_right(ranges, number, key=itemgetter(0))
+        start, stop = number, number + 1
+        if first and number <= ranges[first - 1][1]:
+            first -= 1
+            start, stop = ranges[first][0], max(stop, ranges[first][1])
+        if last < len(ranges) and ranges[last][0] == stop:
+            stop = ranges[last][1]
+            last += 1
+        ranges[first:last] = [(start, stop)]
 
 
 class Gone:
@@ -71,9 +71,10 @@ class Gone:
         found = self._ranges.get(kind)
         return found is not None and number in found
 
-    def __len__(self) -> int:
-        """How many ranges."""
-        return sum(map(len, self._ranges.values()))
+    @property
+    def count(self) -> int:
+        """Of ranges."""
+        return sum(ranges.count for ranges in self._ranges.values())
 
     def add(self, id: Hashable) -> None:
         """Takes one in. Idempotent."""

@@ -205,13 +205,14 @@ class PoolRegistry:
         known = self._pools.get(id) if isinstance(id, Hashable) else None
         with self._lock:
             former = [where for where, gone in self._gone.items() if id in gone]
+            spent = id in self._spent
         where = known.device if known is not None else (former or [device])[0]
         if where != device:
             raise mismatch(token, f"it is on {where}", device)
         if known is not None:
             return known
         if device.type == "cuda" and is_native(id):
-            native = new_native() if id in self._spent else id
+            native = new_native() if spent else id
             return self._keep(TorchPool(id, device, native, owner))
         if device.type == "cpu" and former and isinstance(id, Hashable):
             return self._keep(TorchPool(id, device, None))
