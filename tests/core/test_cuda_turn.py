@@ -12,7 +12,7 @@ import pytest
 from tensorplay_core.drivers.cuda import topology
 from tensorplay_core.drivers.cuda.bindings import Calls
 from tensorplay_core.drivers.cuda.captures import Branches
-from tensorplay_core.drivers.cuda.executable import _launcher
+from tensorplay_core.drivers.cuda.executable import CudaExecutable, _launcher
 from tensorplay_core.drivers.cuda.hot import Hot, hot_calls
 from tensorplay_core.drivers.cuda.turn import Turn
 from tensorplay_core.errors import ReplayError
@@ -183,6 +183,26 @@ def test_a_launch_waits_for_its_turn() -> None:
     made.turn.give(None)
     other.join()
     assert len(made.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "current", "mended", "set_to"),
+    [(0, 0, False, []), (700, 0, False, []), (201, 0, True, [7]), (201, 7, True, []),
+     (201, 8, False, [])],
+)  # fmt: skip
+def test_a_missing_context_is_mended_whoever_makes_it_current(
+    code: int, current: int, mended: bool, set_to: list[int]
+) -> None:
+    """It may have been a finaliser, between the launch that failed and the look at it."""
+    seen: list[int] = []
+    calls = SimpleNamespace(
+        cuCtxGetCurrent=lambda: current, cuCtxSetCurrent=lambda own, about: seen.append(own)
+    )
+    executable: Any = SimpleNamespace(
+        _work=SimpleNamespace(cu=calls, context=lambda device: 7), device=0, subject="a graph"
+    )
+    assert CudaExecutable.mended(executable, code) is mended
+    assert seen == set_to
 
 
 # what a graph is told to contain

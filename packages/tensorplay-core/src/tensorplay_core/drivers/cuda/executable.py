@@ -126,11 +126,15 @@ class CudaExecutable:
 
     def mended(self, code: Any) -> bool:
         """True if a launch failed for want of a context in this thread, which now has one."""
-        if code != INVALID_CONTEXT or int(self._work.cu.cuCtxGetCurrent()):
+        if code != INVALID_CONTEXT:
             return False
-        # The thread's first CUDA call: make the device current, as CUDA's runtime would.
-        self._work.cu.cuCtxSetCurrent(self._work.context(self.device), about=self.subject)
-        return True
+        own, current = self._work.context(self.device), self._work.cu.cuCtxGetCurrent()
+        if not int(current):
+            # The thread's first CUDA call: make the device current, as CUDA's runtime would.
+            self._work.cu.cuCtxSetCurrent(own, about=self.subject)
+            return True
+        # A finaliser that ran since the launch may have done so.
+        return int(current) == int(own)
 
     def fail(self, code: Any, call: str) -> NoReturn:
         """Raises what a launch met."""
