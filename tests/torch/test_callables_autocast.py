@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import tensorplay_torch as tp
 
@@ -163,6 +164,24 @@ def test_transforms_run_without_graphs(device):
     found = torch.func.grad(lambda one: graphed(one).sum())(x[0])
     assert torch.equal(found, torch.func.grad(lambda one: module(one).sum())(x[0]))
     assert graphed.graphed.counts.replayed == 0
+
+
+# torch's own forward derivatives are scripted.
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+@pytest.mark.parametrize("grad", [True, False])
+def test_differentiating_forward_runs_without_graphs(device, grad):
+    """A replay would hand back values without their tangents."""
+    module, x, tangent = mlp(device), rand(device, 6, 4), rand(device, 6, 4)
+    graphed = tp.make_graphed_callables(lambda x: module(x), (x,))
+    found = []
+    for call in (graphed, module):
+        with forward_ad.dual_level(), torch.set_grad_enabled(grad):
+            found.append(forward_ad.unpack_dual(call(forward_ad.make_dual(x, tangent))))
+    for ours, wanted in zip(*found, strict=True):
+        assert torch.equal(ours, wanted)
+    assert graphed.graphed.counts.replayed == 0
+    with forward_ad.dual_level(), pytest.raises(tp.GraphStateError, match="differentiates forward"):
+        tp.make_graphed_callables(mlp(device), (x,))
 
 
 def test_graphing_inside_a_capture_or_a_transform_is_refused(device):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.autocast import Autocast
 
 from .forms import Forms
@@ -25,6 +26,7 @@ from .watching import Watching
 __all__ = ["Dependencies"]
 
 OF_STATE = "optimizer.state["
+OF_OPTIMIZERS = {"state", "param_groups"}
 HELD = ("_parameters", "_buffers", "_modules")
 SCALER = ("_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")
 
@@ -128,7 +130,7 @@ class Dependencies:
             except RuntimeError:
                 return False
 
-        def unchanged() -> bool:
+        def holds() -> bool:
             return (
                 optimizer.state is state
                 and optimizer.param_groups is groups
@@ -140,6 +142,14 @@ class Dependencies:
                 and is_held(list(flat(views)))
                 and list(map(len, lists)) == lengths
                 and all(map(is_, flat(lists), steered))
+            )
+
+        # Without compiled parts, or where something equal took another's place.
+        same = self._same() or bool
+
+        def unchanged() -> bool:
+            return (
+                (same() or holds())
                 and (scaler is None or all(map(is_, _scaling(scaler), settings)))
                 and watching.unchanged()
                 and as_they_were()
@@ -147,6 +157,13 @@ class Dependencies:
             )
 
         return unchanged
+
+    def _same(self) -> Callable[[], bool] | None:
+        compiled, attributes = parts(), vars(self._optimizer)
+        if compiled is None or not attributes.keys() >= OF_OPTIMIZERS:
+            return None
+        whole = [*self._dicts.values(), *self._lists, self._groups, self._state]
+        return compiled.Same(whole, [(attributes, tuple(OF_OPTIMIZERS))], [])
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""

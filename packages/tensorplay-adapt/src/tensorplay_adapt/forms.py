@@ -1,10 +1,10 @@
 """Tensors that must stay what they were: where their memory is, and what is read there.
 
 ``p.data = p.data[:2]``, ``p.t_()`` and ``p.as_strided_`` leave a tensor the same object at the same
-address. torch's own guards tell all of that in one call; they say no as well where the mode is
-another one, under autocast or in inference mode, and then the forms themselves decide. Where memory
-is, is asked in each call; how an optimizer's own state is read there, which hardly any code
-changes, takes turns.
+address. With compiled parts all of that is looked at in each call. Without them torch's own guards
+tell it; they say no as well where the mode is another one, under autocast or in inference mode, and
+then the forms themselves decide. Where memory is, is asked in each call; how an optimizer's own
+state is read there, which hardly any code changes, takes turns.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from itertools import cycle
 
 import torch
 
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.forms import Form, form_of, reformed
 from tensorplay_torch.graphing.forms import Forms as InTurn
 from tensorplay_torch.resources.signatures import guard_of, plain
 
 __all__ = ["Forms"]
 
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 KINDS = 4
 """How many modes a check learns to say yes in fast."""
 
@@ -58,6 +60,10 @@ class Forms:
     def _compiled(self) -> Callable[[], bool]:
         tensors, addresses, guards = self._tensors, self._addresses, self._guards
         everything, slowly = self._all, self._unchanged_slowly
+        compiled = parts()
+        # Others may answer by code of their own.
+        if compiled is not None and all(type(one) in PLAIN for one in everything):
+            return compiled.Unmoved(everything)
         turn = cycle(self._turns).__next__ if self._turns else None
 
         def unchanged() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.tracking.fixed import same
 
 from .formulas import Key
@@ -63,13 +64,16 @@ class Groups:
             if name != "params" and isinstance(value, list | dict)
         ]
         self._contents = list(map(_held, self._lists))
+        compiled, groups = parts(), self._optimizer.param_groups
+        self._same = self._views_hold if compiled is None else compiled.Same(groups, [], [])
 
     def unchanged(self) -> bool:
         """True if every entry of the groups is the very object that it was."""
-        return (
-            list(map(len, self._views)) == self._sizes
-            and all(map(is_, chain.from_iterable(self._views), self._seen))
-            and (not self._lists or all(map(_holds, self._lists, self._contents)))
+        return self._same() and (not self._lists or all(map(_holds, self._lists, self._contents)))
+
+    def _views_hold(self) -> bool:
+        return list(map(len, self._views)) == self._sizes and all(
+            map(is_, chain.from_iterable(self._views), self._seen)
         )
 
     def follow(self) -> bool:

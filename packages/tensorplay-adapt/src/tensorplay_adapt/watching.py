@@ -21,6 +21,7 @@ from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
 from torch.utils.hooks import RemovableHandle
 
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.eligibility import HOOKS
 from tensorplay_torch.graphing.entries import absent_of, added, binding_entries
 from tensorplay_torch.graphing.watch import constants_of
@@ -134,17 +135,25 @@ class Watching:
         dtype, default_dtype = self._dtype, torch.get_default_dtype
         handles, registered = RemovableHandle, RemovableHandle.next_id
 
-        def unchanged() -> bool:
-            if handles.next_id != registered or default_dtype() is not dtype:
-                return False
+        def equal() -> bool:
             try:
                 for get, attributes, values in looks:
                     if list(map(get, attributes)) != values:
                         return False
             except (KeyError, RuntimeError):  # It is gone, or a tensor of several elements.
                 return False
+            return list(map(len, dicts)) == lengths
+
+        compiled = parts()
+        named = list(zip(dicts, map(tuple, self._constants.values()), strict=True))
+        # Without compiled parts, or where something equal took another's place.
+        same = bool if compiled is None else compiled.Same([], named, dicts)
+
+        def unchanged() -> bool:
+            if handles.next_id != registered or default_dtype() is not dtype:
+                return False
             return (
-                list(map(len, dicts)) == lengths
+                (same() or equal())
                 and (not reads or all(map(is_, map(call, reads), bound)))
                 and (turn is None or not turn().changed)
                 and (not present or all(len(hooks) == size for hooks, size in present))

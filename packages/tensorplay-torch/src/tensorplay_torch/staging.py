@@ -12,10 +12,13 @@ import torch
 from tensorplay_core.errors import ArgumentTypeError, GraphStateError, SignatureMismatch
 from tensorplay_core.protocols import StagePlan
 
+from ._private import PRIVATE
+from .compiled import parts
 from .cpu.capture import CpuExecutable
 from .cuda.graph import CudaExecutable
 from .resources.arrays import empties, extent, overlap, unlike_memory
 from .resources.bases import Bases, cuda_driver
+from .resources.devices import index_of
 from .resources.signatures import compile_check, differences, guard_of, plain
 from .resources.streams import as_torch_stream
 from .resources.turns import holder, within
@@ -179,6 +182,7 @@ class _CudaPlan(_Plan):
         self._bases, self._graph = bases, executable
         self._dense = all(map(_is_dense, (*static, *results)))
         self._direct: StagePlan | None = None
+        self._parts, self._current = parts(), PRIVATE["current_raw_stream"].value
 
     def __call__(
         self, inputs: Sequence[Any], *, stream: object | None = None
@@ -214,12 +218,13 @@ class _CudaPlan(_Plan):
         return results
 
     def _make(self) -> StagePlan:
-        guard = getattr(self._fast, "guard", None)
+        guard = guard_of(self._static)
         return cuda_driver(self._bases("cuda")).staged(
             self._graph.inner,
             self._buffers,
             self._yields,
-            check=self._check if guard is None else self._check_slowly,
+            # Who is served by a guard has asked the fast check already.
+            check=self._check if guard is None or self._parts is not None else self._check_slowly,
             pointer=torch.Tensor.data_ptr,
             allocate=torch.empty_like,
             using=self._on,
@@ -228,6 +233,20 @@ class _CudaPlan(_Plan):
             guard=guard,
             plain=plain,
             fresh=empties(self._yields, self._graph.device),
+            compiled=None if self._parts is None or self._current is None else self._compiled,
+        )
+
+    def _compiled(self, track: Any, functions: tuple[int, ...], long_way: StagePlan) -> StagePlan:
+        assert self._parts is not None, "it is asked for where they are"
+        assert self._current is not None, "it is asked for where that is found"
+        return self._parts.Rail(
+            long_way,
+            self._buffers,
+            self._yields,
+            track,
+            functions,
+            self._current,
+            index_of(self._graph.device),
         )
 
     def _on(self, stream: object) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ import torch
 from tensorplay_core.errors import DriverError
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import StagePlan
-from tensorplay_torch import _private
+from tensorplay_torch import _private, compiled
 from tensorplay_torch.cpu.capture import CpuExecutable
 from tensorplay_torch.cuda.graph import CudaExecutable
 from tensorplay_torch.resources.arrays import copy_into, like, overlap
@@ -39,6 +39,7 @@ class Device:
             "torch": torch.__version__,
             "built for": f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only",
             "private names": _private.summary(),
+            "compiled parts": compiled.summary(),
         }
         for index in range(torch.cuda.device_count()):
             found = torch.cuda.get_device_properties(index)

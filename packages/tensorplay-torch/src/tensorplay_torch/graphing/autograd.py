@@ -11,6 +11,7 @@ from torch import nn
 
 from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
 from tensorplay_torch._private import required
+from tensorplay_torch.compiled import parts
 
 from .arguments import Arguments
 from .calls import Aliases, explained, requirements
@@ -25,6 +26,10 @@ __all__ = ["TrainingCall"]
 _version = attrgetter("_version")
 
 
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return list(map(_version, tensors))
+
+
 class GraphedCall(torch.autograd.Function):
     """Autograd's node for one call: its forward and its backward are replays."""
 
@@ -32,18 +37,32 @@ class GraphedCall(torch.autograd.Function):
     def forward(ctx: Any, call: TrainingCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Replays the forward of ``call``."""
         ctx.call = call
-        return call.forward(ctx, tensors)
+        results = call.forward(ctx, tensors[: call.count])
+        ctx.set_materialize_grads(False)
+        if call.fixed:
+            ctx.mark_non_differentiable(*[results[n] for n in call.fixed])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Replays its backward."""
         call: TrainingCall = ctx.call
-        return call.backward(ctx, grads)
+        given = tuple([grads[n] for n in call.differentiable]) if call.fixed else grads
+        return None, *call.backward(ctx, given, ctx.next_functions[-1][0])
 
 
 # torch's own ``apply`` first looks for wrappers of dead transforms among the arguments, one by one.
 # Inside a transform the callable runs without graphs, so there are none here.
 _apply: Any = super(torch.autograd.Function, GraphedCall).apply
+
+
+class Context:
+    """What a backward needs of its forward, where compiled parts are the node."""
+
+    __slots__ = ("slot", "ticket")
+
+    slot: Slot
+    ticket: Ticket
 
 
 class Once(torch.autograd.Function):
@@ -75,6 +94,11 @@ class TrainingCall:
         subject: What errors call the callable.
         alias: Hand back the graphs' own results.
         in_graph: Parameters' gradients are added inside the graph.
+
+    Attributes:
+        count: Of its inputs.
+        differentiable: Places of the results that have a gradient.
+        fixed: Those of the others.
     """
 
     def __init__(
@@ -90,12 +114,12 @@ class TrainingCall:
         forward = slots[0].forward
         self._slots, self._arguments, self._requires = list(slots), arguments, arguments.requires
         self._subject, self._alias, self._device = subject, alias, device.type
-        self._plain, self._count = arguments.plain, len(arguments.requires)
+        self._plain, self.count = arguments.plain, len(arguments.requires)
         self._build = forward.outputs.build
         self._aliases = {id(slot): Aliases(slot.forward.outputs) for slot in slots}
-        self._differentiable = forward.outputs.differentiable
+        self.differentiable = forward.outputs.differentiable
         total = range(len(forward.outputs.buffers))
-        self._fixed = [n for n in total if n not in self._differentiable]
+        self.fixed = [n for n in total if n not in self.differentiable]
         # With one result there is one backward, and it always has its gradient.
         self._single = len(total) == 1
         self._only = slots[0] if len(slots) == 1 and not alias else None
@@ -109,14 +133,16 @@ class TrainingCall:
         else:
             self._leaves = tuple(leaf.real for leaf in leaves)
         self._in_graph = in_graph
-        # Of what backward returns, the call comes first, then the inputs, then the leaves.
-        after = 1 + self._count
-        places = {id(leaf): after + n for n, leaf in enumerate(leaves)}
+        # Of what backward returns, the inputs come first, then the leaves.
+        places = {id(leaf): self.count + n for n, leaf in enumerate(leaves)}
         self._targets = [
-            1 + leaf.place if leaf.real is None else places[id(leaf)] for leaf in forward.leaves
+            leaf.place if leaf.real is None else places[id(leaf)] for leaf in forward.leaves
         ]
-        self._width = after + len(self._leaves)
+        self._width = self.count + len(self._leaves)
         self._prepare_straight()
+        # Aliases are views, whose history is autograd's own business.
+        self._compiled = None if alias else parts()
+        self._versions = _versions if self._compiled is None else self._compiled.versions
 
     def _prepare_straight(self) -> None:
         """Where gradients go when every leaf gets one, and they follow one another."""
@@ -133,7 +159,7 @@ class TrainingCall:
             SignatureMismatch: The call differs from the one that was captured.
             StaleGraph: With aliases, all slots are in use.
         """
-        if self._plain and not kwargs and len(args) == self._count:
+        if self._plain and not kwargs and len(args) == self.count:
             inputs: tuple[Any, ...] = args
         else:
             inputs = self._arguments.take(args, kwargs)
@@ -141,13 +167,20 @@ class TrainingCall:
             raise self._arguments.mismatch(args, kwargs)
         if self._in_graph and _inside_ddp():
             raise self._refused_under_ddp()
+        compiled = self._compiled
         try:
-            owned = _apply(self, *inputs, *self._leaves)
+            if compiled is None:
+                owned = _apply(self, *inputs, *self._leaves)
+            else:
+                context = Context()
+                owned = self.forward(context, inputs)
+                leaves = (*inputs, *self._leaves)
+                compiled.connect(self.backward, context, leaves, owned, self.differentiable)
         except SignatureMismatch as error:
             raise explained(error, self._arguments, args, kwargs) from None
         return self._build(inputs, owned)
 
-    def forward(self, ctx: Any, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def forward(self, ctx: Any, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Replays a slot's forward, and leaves in ``ctx`` what its backward needs."""
         slot = self._only or choose(self._slots, alias=self._alias, subject=self._subject)
         chain = slot.chain
@@ -156,23 +189,26 @@ class TrainingCall:
             raise reentered(self._subject)
         with lane.lock:
             lane.follow()
-            results = slot.forward.run(tensors[: self._count])
+            results = slot.forward.run(inputs)
             ctx.ticket = ticket = slot.issue(chain.launched(slot.place))
         ctx.slot = slot
         if self._written:
             torch.autograd.graph.increment_version(self._written)
-        ticket.versions = list(map(_version, self._read))
-        if self._alias:
-            results = self._aliases[id(slot)]()
-        ctx.set_materialize_grads(False)
-        if self._fixed:
-            ctx.mark_non_differentiable(*[results[n] for n in self._fixed])
-        return results
+        ticket.versions = self._versions(self._read)
+        return self._aliases[id(slot)]() if self._alias else results
 
     def backward(
-        self, ctx: Any, grads: tuple[torch.Tensor | None, ...]
-    ) -> tuple[torch.Tensor | None, ...]:
+        self, ctx: Any, grads: tuple[torch.Tensor | None, ...], last: object
+    ) -> Sequence[torch.Tensor | None]:
         """Replays the backward of the slot that the forward ran in.
+
+        Args:
+            ctx: Of that forward.
+            grads: Of the results that have one.
+            last: The node that gets the last of the gradients.
+
+        Returns:
+            A gradient for each input and leaf.
 
         Raises:
             StaleGraph: What the forward left was overwritten meanwhile.
@@ -182,15 +218,14 @@ class TrainingCall:
         ticket: Ticket = ctx.ticket
         if torch.is_autocast_enabled(self._device):
             raise self._refused_under_autocast()
-        if list(map(_version, self._read)) != ticket.versions:
+        if self._versions(self._read) != ticket.versions:
             raise self._refused_changed(ticket.versions)
-        if self._in_graph and not self._will_execute(ctx.next_functions[-1][0]):
+        if self._in_graph and not self._will_execute(last):
             raise self._refused_partial()
         recorded = slot.whole if self._single else None
         if recorded is None:
-            given = [grads[n] for n in self._differentiable]
-            recorded = slot.backward(tuple([grad is not None for grad in given]), ticket)
-            grads = tuple([grad for grad in given if grad is not None])
+            recorded = slot.backward(tuple([grad is not None for grad in grads]), ticket)
+            grads = tuple([grad for grad in grads if grad is not None])
         accumulation = recorded.accumulation
         chain = slot.chain
         lane = chain.lane
@@ -214,7 +249,7 @@ class TrainingCall:
         returned: list[torch.Tensor | None] = [None] * self._width
         for leaf, place in recorded.places:
             returned[self._targets[leaf]] = results[place]
-        return tuple(returned)
+        return returned
 
     def _refused_under_autocast(self) -> GraphStateError:
         return GraphStateError(
@@ -225,7 +260,7 @@ class TrainingCall:
         )
 
     def _refused_changed(self, before: list[int]) -> StaleGraph:
-        now = map(_version, self._read)
+        now = self._versions(self._read)
         names = [
             name for name, new, old in zip(self._names, now, before, strict=True) if new != old
         ]
@@ -255,13 +290,14 @@ class TrainingCall:
         )
 
 
-def _read(forward: Forward, leaves: Sequence[Leaf]) -> tuple[list[torch.Tensor | None], list[str]]:
+def _read(forward: Forward, leaves: Sequence[Leaf]) -> tuple[list[torch.Tensor], list[str]]:
     """What a backward reads of memory that others may write, and what errors call it."""
     saved = forward.saving.saved
     if saved or not forward.compiled:
         return [one.tensor for one in saved], [one.name for one in saved]
     # What compiled regions save cannot be seen.
-    return [leaf.real for leaf in leaves], [leaf.name for leaf in leaves]
+    known = [(leaf.real, leaf.name) for leaf in leaves if leaf.real is not None]
+    return [real for real, _ in known], [name for _, name in known]
 
 
 def _inside_ddp() -> bool:

@@ -133,7 +133,8 @@ def graph_together(
         raise GraphStateError(
             doing="graphing",
             subject=_named(functions[0]),
-            met="this thread is capturing already, or inside a torch.func transform",
+            met="this thread is capturing already, differentiates forward, or is inside a "
+            "torch.func transform",
             remedy="Graph callables before; in there, call them without graphs.",
         )
     candidates = [

@@ -11,6 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tensorplay_core.errors import GraphStateError
+from tensorplay_torch.compiled import parts
 
 __all__ = ["Accumulation", "buffer_of"]
 
@@ -56,6 +57,8 @@ class Accumulation:
         self._names, self._subject = list(names), subject
         self._theirs: list[torch.Tensor] = []
         self._ours: list[torch.Tensor] = []
+        compiled = parts()
+        self._settled = None if compiled is None else compiled.settled
 
     def settle(self) -> None:
         """Makes the buffers hold what ``.grad`` holds.
@@ -63,6 +66,8 @@ class Accumulation:
         Raises:
             GraphStateError: A parameter has hooks, which no replay would run.
         """
+        if self._settled is not None and self._settled(self._parameters, self._buffers):
+            return
         for hooks in _HOOKS:
             if any(map(hooks, self._parameters)):
                 raise self._hooked(hooks)

@@ -1,7 +1,7 @@
 """Whether a graphed callable is called where no replay may stand.
 
-That is inside another capture or warm-up, or a transform of ``torch.func``. Then it runs as plain
-code, and is part of what goes on around it.
+That is inside another capture or warm-up, a transform of ``torch.func``, or where torch
+differentiates forward. Then it runs as plain code, and is part of what goes on around it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tensorplay_core.reclaim import captures_live
 from tensorplay_core.runtime import select
@@ -48,7 +49,8 @@ _transforming = PRIVATE["functorch_active"].value or bool
 
 def inside(device: torch.device) -> bool:
     """True if this thread warms up or captures on ``device``, or transforms. Cheap otherwise."""
-    if _transforming():
+    # A replay would hand back values without their tangents.
+    if _transforming() or forward_ad._current_level >= 0:
         return True
     if not _recording and not captures_live():
         return False

@@ -68,6 +68,7 @@ class CudaDriver(Protocol):
         guard: Callable[..., bool] | None = None,
         plain: Callable[[Sequence[Any]], bool] | None = None,
         fresh: Callable[[], tuple[Any, ...]] | None = None,
+        compiled: Callable[[Any, tuple[int, ...], StagePlan], StagePlan] | None = None,
     ) -> StagePlan:
         """Staged launches with a framework's own checks and allocator."""
         ...

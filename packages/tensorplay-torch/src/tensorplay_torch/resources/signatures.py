@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensorplay_torch._private import PRIVATE
+from tensorplay_torch.compiled import parts
 
 __all__ = ["compare", "compile_check", "differences", "guard_of", "plain"]
 
@@ -20,20 +21,18 @@ _nested = attrgetter("is_nested")
 def compile_check(static: Sequence[torch.Tensor]) -> Check:
     """A fast check of count, shape, strides, dtype, device and layout against ``static``.
 
-    It may say no to tensors that would do (a Parameter, one that requires grad, any under
-    autocast); ``differences`` decides then. It never says yes to tensors that would not.
+    It may say no to tensors that would do (without compiled parts a Parameter, one that requires
+    grad, any under autocast); ``differences`` decides then. It never says yes to tensors that would
+    not.
     """
+    if (compiled := parts()) is not None:
+        return compiled.Forms(static)
     check = guard_of(static)
     if check is None:
         return lambda inputs: not differences(static, inputs)
     count = len(static)
 
-    def run(inputs: Sequence[Any]) -> bool:
-        return len(inputs) == count and plain(inputs) and check(*inputs)
-
-    # For those who count the inputs themselves, and to whom a frame matters.
-    run.guard = check  # type: ignore[attr-defined]
-    return run
+    return lambda inputs: len(inputs) == count and plain(inputs) and check(*inputs)
 
 
 def plain(inputs: Sequence[Any]) -> bool:

@@ -55,7 +55,7 @@ def express(
     rail = launcher.rail() if isinstance(launcher, Embedded) else None
     if rail is None:
         return staged
-    table, native, graph, node = rail.table, rail.native, rail.executable, rail.node
+    table, native, graph, node = rail.table.memory(), rail.native, rail.executable, rail.node
     parameters, size = rail.parameters, 8 * count
     fill = struct.Struct(f"<{len(results)}Q").pack_into
     pack = struct.Struct(f"<{count}Q").pack

@@ -80,20 +80,19 @@ class Beside:
 
 
 class Rail(NamedTuple):
-    """What a launch of an ``Embedded`` with one table touches, laid open for ``express``.
+    """What a launch of an ``Embedded`` with one table touches.
 
     Attributes:
         native: The executable; ``executable`` is what the calls of ``hot`` take for it.
         node: The copy kernel; ``parameters`` are those that its table is read through.
-        table: The bytes of the table. It begins with the addresses to copy from, then come those of
-            the results, 8 bytes each.
+        table: It begins with the addresses to copy from, then come those of the results.
     """
 
     native: Any
     executable: Any
     node: Any
     parameters: Any
-    table: memoryview
+    table: Table
 
 
 class Embedded:
@@ -223,7 +222,7 @@ class Embedded:
         if len(self._nodes) != 1:
             return None
         table, _, _, node, parameters = self._nodes[0]
-        return Rail(self.native, self._executable, node, parameters, table.memory())
+        return Rail(self.native, self._executable, node, parameters, table)
 
     def rewrite(self, node: Any, parameters: Any) -> None:
         """Gives its copy of a node of the graph other parameters, from the next launch on."""

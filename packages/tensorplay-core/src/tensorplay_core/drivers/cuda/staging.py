@@ -17,12 +17,15 @@ from .launchers import launcher
 from .separation import Separation
 from .streams import Event
 from .tables import Entry, Kernels
+from .track import Track, functions, track
 
 if TYPE_CHECKING:
     from .executable import CudaExecutable
     from .work import Work
 
 __all__ = ["StagedLaunch", "staged"]
+
+Compiled = Callable[[Track, tuple[int, ...], StagePlan], StagePlan]
 
 
 class StagedLaunch:
@@ -221,6 +224,7 @@ def staged(
     guard: Callable[..., bool] | None = None,
     plain: Callable[[Sequence[Any]], bool] | None = None,
     fresh: Callable[[], tuple[Any, ...]] | None = None,
+    compiled: Compiled | None = None,
 ) -> StagePlan:
     """A plan of staged launches.
 
@@ -238,6 +242,8 @@ def staged(
         guard: A cheaper check, which gets the inputs as its arguments; it needs ``plain``.
         plain: False if inputs may not be given to ``guard``; asked of those at new addresses.
         fresh: Allocates arrays for all results at once, where that is cheaper than one by one.
+        compiled: Makes a plan of a track, of the driver's functions, and of the plan that serves
+            what is unusual. It is not asked with ``hold``.
 
     Returns:
         The plan. For buffers that a copy of bytes cannot fill (with gaps, or overlapping one
@@ -257,7 +263,11 @@ def staged(
         using=using,
         hold=hold,
     )
-    if guard is None or plain is None or hold:
+    if hold:
+        return plan
+    if compiled is not None and (found := track(plan)) is not None:
+        return compiled(found, functions(work), plan)
+    if guard is None or plain is None:
         return plan
     return express(plan, guard, plain, fresh)
 

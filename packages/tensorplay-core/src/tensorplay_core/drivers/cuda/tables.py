@@ -76,6 +76,9 @@ class Table:
     Args:
         kernels: The device's copy kernels.
         sizes: Bytes of each entry.
+
+    Attributes:
+        start: Where it is in the host's memory; ``address`` is that of the kernel's parameters.
     """
 
     def __init__(self, kernels: Kernels, sizes: Sequence[int]) -> None:
@@ -85,7 +88,8 @@ class Table:
         self.grid = kernels.grid([size for size in sizes if size != ptx.STORE] or [1])
         self.grid = self.grid[0], max(1, len(sizes))
         self._block = (ctypes.c_uint64 * (3 * capacity))()
-        self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self.start = ctypes.addressof(self._block)
+        self._pointer = (ctypes.c_void_p * 1)(self.start)
         self.address = ctypes.addressof(self._pointer)
         self._targets = 8 * capacity
         self._pack = struct.Struct(f"<{len(sizes)}Q").pack_into

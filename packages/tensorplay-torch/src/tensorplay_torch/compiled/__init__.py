@@ -1,0 +1,137 @@
+"""Parts of the hot path in C++, for those who build them; everything works without them.
+
+``python -m tensorplay_torch.compiled`` builds them for the torch and the Python that run it, with a
+C++ compiler and ninja, in half a minute. They are found and used from then on, and never by another
+torch. ``TENSORPLAY_COMPILED=0`` leaves them out. What each does is what Python does without it.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from .places import ENABLED, library
+
+__all__ = ["Parts", "parts", "summary"]
+
+log = logging.getLogger(__name__)
+
+
+class Parts(Protocol):
+    """What is in the library. Sequences are lists or tuples."""
+
+    def Forms(self, tensors: Sequence[Any], /) -> Callable[[Sequence[Any]], bool]:
+        """A check of others against these: count, shape, strides, dtype, device, layout.
+
+        It says yes to tensors and parameters of the same form, whatever their modes, and no to
+        anything that needs a closer look.
+        """
+
+    def Unmoved(self, tensors: Sequence[Any], /) -> Callable[[], bool]:
+        """Whether these have the forms and addresses that they have now, and require grad alike."""
+
+    def Same(
+        self,
+        whole: Sequence[list[Any] | dict[Any, Any]],
+        parts: Sequence[tuple[dict[str, Any], Sequence[str]]],
+        sized: Sequence[dict[Any, Any]],
+        /,
+    ) -> Callable[[], bool]:
+        """Whether lists and dicts hold the very objects that they hold now.
+
+        Of each in ``whole`` every entry counts, of each dict in ``parts`` the keys beside it, of
+        each in ``sized`` how many it has.
+        """
+
+    def Rail(
+        self,
+        long_way: Callable[..., Any],
+        static: Sequence[Any],
+        results: Sequence[Any],
+        track: tuple[Any, ...],
+        functions: tuple[int, ...],
+        current: Callable[[int], int],
+        device: int,
+        /,
+    ) -> Callable[..., tuple[Any, ...]]:
+        """A staged launch of what ``track`` leads to; see ``drivers.cuda.track`` of core.
+
+        ``long_way`` serves what is unusual, ``functions`` are those that ``track`` names,
+        ``current`` returns the current stream of ``device``.
+        """
+
+    def connect(
+        self,
+        backward: Callable[[Any, tuple[Any, ...], Any], Sequence[Any]],
+        context: object,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        which: Sequence[int],
+        /,
+    ) -> None:
+        """Makes ``outputs[n] for n in which`` results of ``inputs``, if any of these requires grad.
+
+        ``backward(context, gradients, last)`` returns one gradient for each input, or None.
+        ``last`` is the node that the last input's gradient goes to, None if it requires none.
+        """
+
+    def settled(self, parameters: Sequence[Any], buffers: Sequence[Any], /) -> bool:
+        """True if each parameter's gradient is its buffer and none ever had hooks."""
+
+    def versions(self, tensors: Sequence[Any], /) -> list[int]:
+        """How often each was written."""
+
+
+def _load() -> Any:
+    if os.environ.get(ENABLED) == "0":
+        return None
+    path = library()
+    if not path.exists():
+        return None
+    try:
+        return load(path)
+    except ImportError:
+        log.warning("%s cannot be loaded; build it anew: %s", path, BUILD, exc_info=True)
+        return None
+
+
+BUILD = "python -m tensorplay_torch.compiled"
+
+
+def load(path: Path) -> Any:
+    """The library at ``path``.
+
+    Raises:
+        ImportError: It does not fit this process.
+    """
+    name = f"{__name__}.parts"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None, "a loader was given"
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[name] = module
+    return module
+
+
+_parts: Parts | None = _load()
+
+
+def parts() -> Parts | None:
+    """The library, or None: not built for this torch, or switched off."""
+    return _parts
+
+
+def summary() -> str:
+    """One line on it, for ``describe``."""
+    if _parts is not None:
+        return "in use"
+    if os.environ.get(ENABLED) == "0":
+        return f"switched off by {ENABLED}=0"
+    return f"not built, calls cost more without: {BUILD}"

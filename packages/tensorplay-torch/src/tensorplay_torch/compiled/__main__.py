@@ -1,0 +1,75 @@
+"""Builds the compiled parts for the torch that runs this, and says where they are."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from . import load
+from .places import SOURCES, library
+
+NAME = "parts"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Builds them unless they are there; 0 if they are in the end."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tensorplay_torch.compiled", description=__doc__
+    )
+    parser.add_argument("--force", action="store_true", help="build them even if they are there")
+    parser.add_argument("--verbose", action="store_true", help="show what the compiler says")
+    options = parser.parse_args(arguments)
+    path = library()
+    if options.force or not path.exists():
+        if (missing := _missing()) is not None:
+            print(f"building the compiled parts: {missing}", file=sys.stderr)
+            return 1
+        try:
+            build(path, verbose=options.verbose)
+        except (RuntimeError, OSError) as error:
+            print(f"building the compiled parts for {path} failed: {error}", file=sys.stderr)
+            return 1
+    load(path)
+    print(path)
+    return 0
+
+
+def _missing() -> str | None:
+    if shutil.which("c++") is None and shutil.which("cl") is None:
+        return "there is no C++ compiler. Install one (g++ or clang, or Visual Studio's)."
+    if shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
+        return "there is no ninja. Install it: python -m pip install ninja"
+    return None
+
+
+def build(path: Path, *, verbose: bool = False) -> None:
+    """Compiles the library, and puts it at ``path`` in one step.
+
+    Raises:
+        RuntimeError: The compiler failed.
+        OSError: There is no room, or no permission to write.
+    """
+    from torch.utils import cpp_extension
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        flags = [] if sys.platform == "win32" else ["-O2"]
+        cpp_extension.load(
+            NAME,
+            [str(SOURCES / "module.cpp")],
+            build_directory=folder,
+            extra_cflags=flags,
+            extra_include_paths=[str(SOURCES)],
+            verbose=verbose,
+            is_python_module=False,
+        )
+        (made,) = [one for one in Path(folder).iterdir() if one.suffix in (".so", ".pyd")]
+        made.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

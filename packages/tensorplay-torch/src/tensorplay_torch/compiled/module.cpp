@@ -1,0 +1,32 @@
+// What a call of a captured graph does in each launch, compiled. The same in Python is the
+// specification: each part here either does just that or leaves it to Python.
+
+#include "calls.h"
+#include "forms.h"
+#include "rail.h"
+#include "same.h"
+
+using namespace tensorplay;
+
+
+static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
+
+static PyMethodDef functions[] = {
+    {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(connect)), METH_FASTCALL, nullptr},
+    {"settled", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(settled)), METH_FASTCALL, nullptr},
+    {"versions", versions, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "parts", nullptr, -1, functions};
+
+PyMODINIT_FUNC PyInit_parts() {
+  HANDLE_TH_ERRORS
+  Ref module = owned(PyModule_Create(&definition));
+  Object<Forms>::add(module.get(), "parts.Forms", none, "Tensors that others are compared with.");
+  Object<Unmoved>::add(module.get(), "parts.Unmoved", none, "Tensors that must stay as they are.");
+  Object<Same>::add(module.get(), "parts.Same", none, "Lists and dicts that must hold the same.");
+  Object<Rail>::add(module.get(), "parts.Rail", none, "A staged launch.");
+  return module.release();
+  END_HANDLE_TH_ERRORS
+}

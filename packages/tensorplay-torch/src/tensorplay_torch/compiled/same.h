@@ -1,0 +1,102 @@
+// Whether lists and dicts hold the very objects that they held.
+#pragma once
+
+#include "objects.h"
+
+namespace tensorplay {
+
+// Same(whole, parts, sized): `whole` are lists and dicts of which every entry counts, `parts` are
+// tuples of a dict and of the keys that count, `sized` are dicts of which the number of entries
+// does. True as long as every entry is the very object it was.
+struct Same {
+  std::vector<Ref> lists, dicts, parts, sized;
+  std::vector<Ref> held;  // Of all of them, in order; null for a key that was not there.
+  std::vector<size_t> counts;
+  std::vector<Ref> keys;
+
+  explicit Same(PyObject* given) {
+    Sequence args(given);
+    if (args.size() != 3) refuse(PyExc_TypeError, "Same takes three arguments");
+    Sequence whole = sequence(args[0]), some = sequence(args[1]), more = sequence(args[2]);
+    for (size_t place = 0; place < whole.size(); place++) {
+      bool dict = PyDict_Check(whole[place]);
+      if (!dict && !PyList_Check(whole[place])) refuse(PyExc_TypeError, "expected dicts and lists");
+      (dict ? dicts : lists).push_back(Ref::to(whole[place]));
+    }
+    for (const Ref& one : lists) {
+      Sequence items(one.get());
+      counts.push_back(items.size());
+      for (size_t n = 0; n < items.size(); n++) held.push_back(Ref::to(items[n]));
+    }
+    for (const Ref& one : dicts) {
+      counts.push_back(static_cast<size_t>(PyDict_Size(one.get())));
+      Py_ssize_t at = 0;
+      PyObject *key = nullptr, *value = nullptr;
+      while (PyDict_Next(one.get(), &at, &key, &value)) held.push_back(Ref::to(value));
+    }
+    for (size_t place = 0; place < some.size(); place++) {
+      Sequence pair = sequence(some[place]);
+      if (pair.size() != 2 || !PyDict_Check(pair[0])) refuse(PyExc_TypeError, "expected a dict");
+      Sequence names = sequence(pair[1]);
+      parts.push_back(Ref::to(pair[0]));
+      counts.push_back(names.size());
+      for (size_t n = 0; n < names.size(); n++) {
+        keys.push_back(Ref::to(names[n]));
+        held.push_back(Ref::to(found(pair[0], names[n])));
+      }
+    }
+    for (size_t place = 0; place < more.size(); place++) {
+      if (!PyDict_Check(more[place])) refuse(PyExc_TypeError, "expected a dict");
+      sized.push_back(Ref::to(more[place]));
+      counts.push_back(static_cast<size_t>(PyDict_Size(more[place])));
+    }
+  }
+
+  static PyObject* found(PyObject* dict, PyObject* key) {
+    PyObject* value = PyDict_GetItemWithError(dict, key);
+    if (value == nullptr && PyErr_Occurred()) raise();
+    return value;
+  }
+
+  bool holds() const {
+    auto expected = held.begin();
+    auto count = counts.begin();
+    for (const Ref& one : lists) {
+      Sequence items(one.get());
+      if (items.size() != *count++) return false;
+      for (size_t n = 0; n < items.size(); n++) {
+        if (items[n] != (expected++)->get()) return false;
+      }
+    }
+    for (const Ref& one : dicts) {
+      if (static_cast<size_t>(PyDict_Size(one.get())) != *count++) return false;
+      Py_ssize_t at = 0;
+      PyObject *key = nullptr, *value = nullptr;
+      while (PyDict_Next(one.get(), &at, &key, &value)) {
+        if (value != (expected++)->get()) return false;
+      }
+    }
+    auto key = keys.begin();
+    for (const Ref& one : parts) {
+      for (size_t left = *count++; left > 0; left--) {
+        if (found(one.get(), (key++)->get()) != (expected++)->get()) return false;
+      }
+    }
+    for (const Ref& one : sized) {
+      if (static_cast<size_t>(PyDict_Size(one.get())) != *count++) return false;
+    }
+    return true;
+  }
+
+  PyObject* call(PyObject*, PyObject*) const { return PyBool_FromLong(holds()); }
+
+  template <class Show>
+  int visit(Show& show) const {
+    for (const auto* refs : {&lists, &dicts, &parts, &sized, &held, &keys}) {
+      if (int stop = visit_all(*refs, show)) return stop;
+    }
+    return 0;
+  }
+};
+
+}  // namespace tensorplay
