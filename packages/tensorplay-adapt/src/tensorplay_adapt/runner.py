@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
+from tensorplay_torch.compiled import written
 from tensorplay_torch.graphing.lanes import Lane, reentered
 
 from .admission import subject_of
@@ -171,7 +172,7 @@ class Runner:
         except SignatureMismatch as error:
             return self._unlike(error, inputs, targets)
         if self._counts:
-            torch.autograd.graph.increment_version(self._written)
+            written(self._written)
         if self.fresh:
             self._first_taken()
         if not self._bare:
@@ -265,7 +266,7 @@ class Runner:
             except SignatureMismatch:
                 raise self.batch.mismatch(inputs, targets) from None
             if self._counts:
-                torch.autograd.graph.increment_version(self._written)
+                written(self._written)
             if self.fresh:
                 self._first_taken()
             return result
@@ -285,7 +286,7 @@ class Runner:
             with self.lane.entered(subject_of(self.recipe)):
                 self._episodes.reset_to(snapshot)
             if self._counts:
-                torch.autograd.graph.increment_version(self._written)
+                written(self._written)
             self._set_fresh(snapshot.fresh)
 
     def verify(self, steps: int) -> Verification:

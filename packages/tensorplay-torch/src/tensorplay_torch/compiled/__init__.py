@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch.autograd.graph import increment_version
+
 from .places import ENABLED, library
 
-__all__ = ["Parts", "parts", "summary"]
+__all__ = ["Parts", "parts", "summary", "written"]
 
 log = logging.getLogger(__name__)
 
@@ -73,19 +75,27 @@ class Parts(Protocol):
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         which: Sequence[int],
+        wants_last: bool,
         /,
     ) -> None:
         """Makes ``outputs[n] for n in which`` results of ``inputs``, if any of these requires grad.
 
         ``backward(context, gradients, last)`` returns one gradient for each input, or None.
-        ``last`` is the node that the last input's gradient goes to, None if it requires none.
+        ``last`` is the node that the last input's gradient goes to, None if it requires none or
+        if nobody ``wants_last``. To leaves that no code looks on at, gradients are added together.
         """
 
     def settled(self, parameters: Sequence[Any], buffers: Sequence[Any], /) -> bool:
         """True if each parameter's gradient is its buffer and none ever had hooks."""
 
+    def aliases(self, buffers: Sequence[Any], /) -> tuple[Any, ...]:
+        """Tensors over the same memory, without history; writes are counted together."""
+
     def versions(self, tensors: Sequence[Any], /) -> list[int]:
         """How often each was written."""
+
+    def written(self, tensors: Sequence[Any], /) -> None:
+        """Counts a write of each, as ``torch.autograd.graph.increment_version`` does."""
 
 
 def _load() -> Any:
@@ -126,6 +136,10 @@ _parts: Parts | None = _load()
 def parts() -> Parts | None:
     """The library, or None: not built for this torch, or switched off."""
     return _parts
+
+
+written: Callable[[Sequence[Any]], None] = increment_version if _parts is None else _parts.written
+"""Counts a write of each of some tensors, for autograd to see."""
 
 
 def summary() -> str:

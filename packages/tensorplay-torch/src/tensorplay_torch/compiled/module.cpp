@@ -8,12 +8,13 @@
 
 using namespace tensorplay;
 
-
 static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
 
 static PyMethodDef functions[] = {
+    {"aliases", aliases, METH_O, nullptr},
     {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(connect)), METH_FASTCALL, nullptr},
     {"settled", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(settled)), METH_FASTCALL, nullptr},
+    {"written", written, METH_O, nullptr},
     {"versions", versions, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

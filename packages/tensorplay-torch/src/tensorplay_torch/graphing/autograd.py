@@ -11,7 +11,7 @@ from torch import nn
 
 from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
 from tensorplay_torch._private import required
-from tensorplay_torch.compiled import parts
+from tensorplay_torch.compiled import parts, written
 
 from .arguments import Arguments
 from .calls import Aliases, explained, requirements
@@ -175,7 +175,9 @@ class TrainingCall:
                 context = Context()
                 owned = self.forward(context, inputs)
                 leaves = (*inputs, *self._leaves)
-                compiled.connect(self.backward, context, leaves, owned, self.differentiable)
+                compiled.connect(
+                    self.backward, context, leaves, owned, self.differentiable, self._in_graph
+                )
         except SignatureMismatch as error:
             raise explained(error, self._arguments, args, kwargs) from None
         return self._build(inputs, owned)
@@ -193,7 +195,7 @@ class TrainingCall:
             ctx.ticket = ticket = slot.issue(chain.launched(slot.place))
         ctx.slot = slot
         if self._written:
-            torch.autograd.graph.increment_version(self._written)
+            written(self._written)
         ticket.versions = self._versions(self._read)
         return self._aliases[id(slot)]() if self._alias else results
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import SignatureMismatch
+from tensorplay_torch.compiled import parts
+from tensorplay_torch.compiled import written as count_writes
 
 from .arguments import Arguments
 from .lanes import Chain, reentered
@@ -61,7 +63,7 @@ def bare_call(
                 results = run(inputs)
                 launched(place)
             if written:
-                torch.autograd.graph.increment_version(written)
+                count_writes(written)
         except SignatureMismatch as error:
             raise explained(error, arguments, args, kwargs) from None
         return build(inputs, results if aliases is None else aliases())
@@ -78,14 +80,20 @@ class Aliases:
 
     def __init__(self, outputs: Outputs) -> None:
         self._buffers, self._rewritten = outputs.buffers, outputs.rewritten
+        compiled = parts()
+        self._aliases = _aliases if compiled is None else compiled.aliases
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
         """Tensors over the memory that a launch has just overwritten.
 
         The write is counted: autograd refuses a backward that saved what was there before.
         """
-        torch.autograd.graph.increment_version(self._rewritten)
-        return tuple([buffer.detach() for buffer in self._buffers])
+        count_writes(self._rewritten)
+        return self._aliases(self._buffers)
+
+
+def _aliases(buffers: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple([buffer.detach() for buffer in buffers])
 
 
 def requirements(inputs: Sequence[Any]) -> list[bool] | None:

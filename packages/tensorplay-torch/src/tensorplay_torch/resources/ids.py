@@ -20,7 +20,8 @@ Native: TypeAlias = tuple[int, int]
 class Ranges:
     """A set of integers that takes little memory where they follow one another.
 
-    It is changed in one step, so that a finaliser or another thread that looks finds it whole.
+    A change puts another list in the place of this one: a finaliser or another thread that looks
+    finds it whole, and who looks while one changes it goes on with what was there.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Ranges:
         if last < len(ranges) and ranges[last][0] == stop:
             stop = ranges[last][1]
             last += 1
-        ranges[first:last] = [(start, stop)]
+        self._ranges = [*ranges[:first], (start, stop), *ranges[last:]]
 
 
 class Gone:
