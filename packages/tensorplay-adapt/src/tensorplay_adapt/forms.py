@@ -17,11 +17,10 @@ import torch
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.forms import Form, form_of, reformed
 from tensorplay_torch.graphing.forms import Forms as InTurn
-from tensorplay_torch.resources.signatures import guard_of, plain
+from tensorplay_torch.resources.signatures import PLAIN, guard_of, plain
 
 __all__ = ["Forms"]
 
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 KINDS = 4
 """How many modes a check learns to say yes in fast."""
 

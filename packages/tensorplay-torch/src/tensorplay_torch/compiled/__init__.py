@@ -70,19 +70,20 @@ class Parts(Protocol):
 
     def connect(
         self,
-        backward: Callable[[Any, tuple[Any, ...], Any], Sequence[Any]],
+        backward: Callable[[Any, tuple[Any, ...], bool], Sequence[Any]],
         context: object,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         which: Sequence[int],
-        wants_last: bool,
+        always: bool,
         /,
     ) -> None:
         """Makes ``outputs[n] for n in which`` results of ``inputs``, if any of these requires grad.
 
-        ``backward(context, gradients, last)`` returns one gradient for each input, or None.
-        ``last`` is the node that the last input's gradient goes to, None if it requires none or
-        if nobody ``wants_last``. To leaves that no code looks on at, gradients are added together.
+        ``backward(context, gradients, whole)`` returns one gradient for each input, or None.
+        ``whole`` says that all gradients were asked for, not chosen ones. Those of leaves that no
+        code looks on at are added together. With ``always`` outputs require grad whatever inputs
+        do.
         """
 
     def settled(self, parameters: Sequence[Any], buffers: Sequence[Any], /) -> bool:

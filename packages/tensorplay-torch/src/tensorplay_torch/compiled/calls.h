@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -26,12 +25,11 @@ struct WithGil {
   ~WithGil() { PyGILState_Release(state); }
 };
 
-// The node of one call. `backward(context, gradients, last)` gets the gradients of the outputs, None
-// where there is none, and returns one for each input, or None; `last` is the node that the last
-// input's gradient goes to, if that is asked for.
+// The node of one call. `backward(context, gradients, whole)` gets the gradients of the outputs, None
+// where there is none, and returns one for each input, or None. `whole` says that all gradients were
+// asked for, not chosen ones.
 struct GraphedCallBackward : torch::autograd::Node {
   PyObject *backward = nullptr, *context = nullptr;
-  bool wants_last = false;
 
   std::string name() const override { return "GraphedCallBackward"; }
 
@@ -43,8 +41,10 @@ struct GraphedCallBackward : torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    variable_list results = called(gradients);
-    accumulate(results);
+    auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+    bool whole = chosen != nullptr && chosen->empty();
+    variable_list results = called(gradients, whole);
+    if (whole) accumulate(results);
     return results;
   }
 
@@ -52,20 +52,26 @@ struct GraphedCallBackward : torch::autograd::Node {
   // engine could tell the difference. What the engine does for each node takes twice as long as the
   // addition.
   void accumulate(variable_list& results) {
-    auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-    if (chosen == nullptr || !chosen->empty() || c10::GradMode::is_enabled() ||
-        torch::autograd::get_current_graph_task_keep_graph() ||
+    if (c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_keep_graph() ||
         torch::autograd::AnomalyMode::is_enabled() ||
         c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       return;
     }
     std::vector<size_t> places;
+    size_t others = 0, flowing = 0;
     for (size_t place = 0; place < results.size(); place++) {
-      if (results[place].defined() && is_mine(place)) places.push_back(place);
+      if (!next_edge(place).is_valid()) continue;
+      if (results[place].defined() && is_mine(place)) {
+        places.push_back(place);
+      } else {
+        others++;
+        flowing += results[place].defined();
+      }
     }
-    // One is left to the engine, which notes at it that work was done on this stream.
-    if (places.size() < 2) return;
-    places.pop_back();
+    // What follows this node is how the engine knows that work was done on its stream: a node that
+    // a gradient goes to; or nothing at all, which makes this one the last.
+    if (others > 0 && flowing == 0 && !places.empty()) places.pop_back();
+    if (places.empty()) return;
     std::vector<at::Tensor> sums, summands;
     for (size_t place : places) {
       at::Tensor& one = results[place];
@@ -86,6 +92,10 @@ struct GraphedCallBackward : torch::autograd::Node {
       at::_foreach_add_(sums, summands);
     } else {
       for (size_t n = 0; n < sums.size(); n++) sums[n].add_(summands[n]);
+    }
+    if (others == 0) {
+      next_edges_.clear();
+      results.clear();
     }
   }
 
@@ -120,10 +130,10 @@ struct GraphedCallBackward : torch::autograd::Node {
            Form(one).fits(sum);
   }
 
-  variable_list called(const variable_list& gradients) {
+  variable_list called(const variable_list& gradients, bool whole) {
     WithGil gil;
     try {
-      return called_with_gil(gradients);
+      return called_with_gil(gradients, whole);
     } catch (python_error& error) {
       // The engine raises it in the thread that called it.
       error.persist();
@@ -131,22 +141,19 @@ struct GraphedCallBackward : torch::autograd::Node {
     }
   }
 
-  variable_list called_with_gil(const variable_list& gradients) {
+  variable_list called_with_gil(const variable_list& gradients, bool whole) {
     Ref given = owned(PyTuple_New(static_cast<Py_ssize_t>(gradients.size())));
     for (size_t place = 0; place < gradients.size(); place++) {
       const at::Tensor& one = gradients[place];
       PyObject* wrapped = one.defined() ? THPVariable_Wrap(one) : Py_NewRef(Py_None);
       PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(place), owned(wrapped).release());
     }
-    Ref last = Ref::to(Py_None);
-    if (wants_last && num_outputs() > 0 && next_edge(num_outputs() - 1).is_valid()) {
-      last = owned(torch::autograd::functionToPyObject(next_edge(num_outputs() - 1).function));
-    }
-    PyObject* all[] = {context, given.get(), last.get()};
+    PyObject* all[] = {context, given.get(), whole ? Py_True : Py_False};
     Ref returned = owned(PyObject_Vectorcall(backward, all, 3, nullptr));
     Sequence found = sequence(returned.get());
-    if (found.size() != num_outputs()) refuse(PyExc_RuntimeError, "a gradient is missing");
     variable_list results;
+    if (num_outputs() == 0) return results;
+    if (found.size() != num_outputs()) refuse(PyExc_RuntimeError, "a gradient is missing");
     results.reserve(found.size());
     for (size_t place = 0; place < found.size(); place++) {
       results.push_back(found[place] == Py_None ? at::Tensor() : tensor(found[place]));
@@ -166,31 +173,30 @@ inline auto node() {
   }
 }
 
-// connect(backward, context, inputs, outputs, which, wants_last): gives those of `outputs` whose
-// places `which` names a history, as results of `inputs`. Without an input that requires grad it
-// does nothing.
+// connect(backward, context, inputs, outputs, which, always): gives those of `outputs` whose places
+// `which` names a history, as results of `inputs`; if none of these requires grad, only with
+// `always`.
 inline PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 6) refuse(PyExc_TypeError, "connect takes six arguments");
   Sequence inputs = sequence(args[2]), outputs = sequence(args[3]), which = sequence(args[4]);
-  torch::autograd::edge_list edges;
-  edges.reserve(inputs.size());
+  torch::autograd::edge_list edges(inputs.size());
   bool any = false;
   for (size_t place = 0; place < inputs.size(); place++) {
     const at::Tensor& one = tensor(inputs[place]);
     if (one.requires_grad()) {
-      edges.push_back(torch::autograd::impl::gradient_edge(one));
+      edges[place] = torch::autograd::impl::gradient_edge(one);
       any = true;
-    } else {
-      edges.emplace_back();
     }
   }
-  if (!any) Py_RETURN_NONE;
+  if (!any) {
+    if (args[5] != Py_True) Py_RETURN_NONE;
+    edges.clear();
+  }
   auto made = node();
   made->set_next_edges(std::move(edges));
   made->backward = Py_NewRef(args[0]);
   made->context = Py_NewRef(args[1]);
-  made->wants_last = args[5] == Py_True;
   for (size_t place = 0; place < which.size(); place++) {
     size_t n = PyLong_AsSize_t(which[place]);
     if (PyErr_Occurred()) raise();

@@ -3,8 +3,11 @@
 
 #include "forms.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
@@ -63,6 +66,9 @@ struct Rail {
   KernelNode kernel;
   Driver driver;
   bool special;  // On several GPUs special handles mean the stream of whichever is current.
+  // With one GPU, whose is the current device.
+  c10::Allocator* allocator = nullptr;
+  c10::DispatchKeySet keys{c10::DispatchKey::CUDA};
   Names names;
 
   explicit Rail(PyObject* given) {
@@ -104,6 +110,9 @@ struct Rail {
     driver.is_capturing = reinterpret_cast<int (*)(void*, int*)>(pointer(functions[2]));
     current = Ref::to(args[5]);
     device = Ref::to(args[6]);
+    if (!special && !results.empty() && results[0].device.is_cuda()) {
+      allocator = c10::GetAllocator(c10::kCUDA);
+    }
     if (!PyList_Check(dead.get())) refuse(PyExc_TypeError, "unknown track");
     if (PyErr_Occurred()) raise();
   }
@@ -134,10 +143,7 @@ struct Rail {
     if (!results.empty()) {
       at::AutoDispatchBelowADInplaceOrView below;
       for (const Form& form : results) {
-        made.push_back(at::empty_strided(
-            form.sizes,
-            form.strides,
-            at::TensorOptions().dtype(form.dtype).device(form.device)));
+        made.push_back(fresh(form));
         addresses.push_back(address(made.back()));
       }
     }
@@ -159,6 +165,16 @@ struct Rail {
       PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(place), one);
     }
     return tuple.release();
+  }
+
+  // New memory, for work on the current stream.
+  at::Tensor fresh(const Form& form) const {
+    if (allocator != nullptr && !c10::InferenceMode::is_enabled()) {
+      return at::Tensor(at::detail::empty_strided_generic(
+          form.sizes, form.strides, allocator, keys, form.dtype.toScalarType()));
+    }
+    auto options = at::TensorOptions().dtype(form.dtype).device(form.device);
+    return at::empty_strided(form.sizes, form.strides, options);
   }
 
   // True if a copy from there would read what the copies of this launch write.

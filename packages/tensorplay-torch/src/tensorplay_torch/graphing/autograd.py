@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -48,7 +48,7 @@ class GraphedCall(torch.autograd.Function):
         """Replays its backward."""
         call: TrainingCall = ctx.call
         given = tuple([grads[n] for n in call.differentiable]) if call.fixed else grads
-        return None, *call.backward(ctx, given, ctx.next_functions[-1][0])
+        return None, *call.backward(ctx, given, call.executes(ctx.next_functions[-1][0]))
 
 
 # torch's own ``apply`` first looks for wrappers of dead transforms among the arguments, one by one.
@@ -99,6 +99,8 @@ class TrainingCall:
         count: Of its inputs.
         differentiable: Places of the results that have a gradient.
         fixed: Those of the others.
+        executes: True if the node of the last leaf is to run in the present backward; it counts
+            with gradients that are added inside the graph.
     """
 
     def __init__(
@@ -126,12 +128,15 @@ class TrainingCall:
         leaves = [leaf for leaf in forward.leaves if leaf.real is not None]
         self._read, self._names = _read(forward, leaves)
         self._written = forward.written
-        if in_graph:
+        # Aliases are views, whose history is autograd's own business.
+        self._compiled = None if alias else parts()
+        self._versions = _versions if self._compiled is None else self._compiled.versions
+        self.executes: Callable[[Any], bool] = bool
+        self._leaves = () if in_graph else tuple(leaf.real for leaf in leaves)
+        if in_graph and self._compiled is None:
             # Stands for the parameters: it lets the outputs require grad, and gets none itself.
-            self._leaves: tuple[Any, ...] = (torch.zeros((), requires_grad=True),)
-            self._will_execute = required("will_execute", "graphing with param_grads='in_graph'")
-        else:
-            self._leaves = tuple(leaf.real for leaf in leaves)
+            self._leaves = (torch.zeros((), requires_grad=True),)
+            self.executes = required("will_execute", "graphing with param_grads='in_graph'")
         self._in_graph = in_graph
         # Of what backward returns, the inputs come first, then the leaves.
         places = {id(leaf): self.count + n for n, leaf in enumerate(leaves)}
@@ -140,9 +145,6 @@ class TrainingCall:
         ]
         self._width = self.count + len(self._leaves)
         self._prepare_straight()
-        # Aliases are views, whose history is autograd's own business.
-        self._compiled = None if alias else parts()
-        self._versions = _versions if self._compiled is None else self._compiled.versions
 
     def _prepare_straight(self) -> None:
         """Where gradients go when every leaf gets one, and they follow one another."""
@@ -200,14 +202,15 @@ class TrainingCall:
         return self._aliases[id(slot)]() if self._alias else results
 
     def backward(
-        self, ctx: Any, grads: tuple[torch.Tensor | None, ...], last: object
+        self, ctx: Any, grads: tuple[torch.Tensor | None, ...], whole: bool
     ) -> Sequence[torch.Tensor | None]:
         """Replays the backward of the slot that the forward ran in.
 
         Args:
             ctx: Of that forward.
             grads: Of the results that have one.
-            last: The node that gets the last of the gradients.
+            whole: All gradients were asked for, not chosen ones; it counts with gradients that are
+                added inside the graph.
 
         Returns:
             A gradient for each input and leaf.
@@ -222,7 +225,7 @@ class TrainingCall:
             raise self._refused_under_autocast()
         if self._versions(self._read) != ticket.versions:
             raise self._refused_changed(ticket.versions)
-        if self._in_graph and not self._will_execute(last):
+        if self._in_graph and not whole:
             raise self._refused_partial()
         recorded = slot.whole if self._single else None
         if recorded is None:

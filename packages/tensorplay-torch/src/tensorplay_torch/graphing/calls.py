@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import SignatureMismatch
 from tensorplay_torch.compiled import parts
@@ -16,6 +14,9 @@ from .arguments import Arguments
 from .lanes import Chain, reentered
 from .outputs import Outputs
 from .passes import Forward
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Aliases", "Call", "bare_call", "explained", "requirements"]
 

@@ -1,9 +1,10 @@
 """Notices that what a graph depends on beside its inputs is not what it was at the capture.
 
 A graph reads parameters and buffers where they were, and numbers as they were. A parameter, buffer
-or submodule that is set on a module is noticed by the next call. Looking for all else would cost
-more than the launch, so each call looks at some in turn, for less than 3 % of its time: at one
-parameter without gradients, at four with. Whatever changes all parameters at once (``.to()``,
+or submodule that is set on a module is noticed by the next call. With compiled parts so is whatever
+becomes of a parameter's or a buffer's memory. Without them looking for that would cost more than
+the launch, so each call looks at some in turn, for less than 3 % of its time: at one parameter
+without gradients, at four with. Whatever changes all parameters at once (``.to()``,
 ``requires_grad_()``, ``functional_call``) is noticed by the next call, and one that was moved or
 frozen by itself after as many calls as a round takes. Every call with gradients, and every
 sixteenth without, looks at something else: at a buffer, at a submodule (its mode, its hooks, its
@@ -15,10 +16,12 @@ memory stays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import StaleGraph
+from tensorplay_torch.compiled import parts
+from tensorplay_torch.resources.signatures import PLAIN
 from tensorplay_torch.tracking.reached import Reached
 
 from .entries import (
@@ -40,6 +43,11 @@ LOOKS = 4
 """How many parameters a call with gradients looks at."""
 SELDOM = 16
 """Every so many calls without gradients look at something else as well."""
+HOLDING = ("_parameters", "_buffers", "_modules")
+
+
+def _always() -> bool:
+    return True
 
 
 class Watch:
@@ -68,6 +76,7 @@ class Watch:
         self._often = [*tensor_entries(reached, "_parameters", "parameter"), *loose]
         outermost = {id(module) for module in reached.roots.values()}
         buffers = list(tensor_entries(reached, "_buffers", "buffer"))
+        forms = list(form_entries([*self._often, *buffers]))
         self._seldom: list[Any] = [
             *buffers,
             *(
@@ -80,19 +89,37 @@ class Watch:
                 for path, module in reached.modules.items()
             ),
             *binding_entries(reached.bindings),
-            *form_entries([*self._often, *buffers]),
+            *forms,
         ]
-        self._looks = min(LOOKS, len(self._often))
+        # Not the attributes themselves, among which are the graphs that this is watching for.
+        self._holding = [vars(one)[kind] for one in reached.modules.values() for kind in HOLDING]
+        self._tensors = [entry.value for entry in (*self._often, *buffers)]
+        self._compiled = parts() if all(type(one) in PLAIN for one in self._tensors) else None
+        if self._compiled is not None:
+            self._holds = self._all_at_once()
+            taken = {*map(id, buffers), *map(id, forms)}
+            turning = [entry for entry in self._seldom if id(entry) not in taken]
+            self._looks = 0
+        else:
+            self._holds, turning = _always, self._seldom
+            self._looks = min(LOOKS, len(self._often))
         self._next = itertools.cycle(self._often).__next__
-        self._other = itertools.cycle(self._seldom).__next__ if self._seldom else None
+        self._other = itertools.cycle(turning).__next__ if turning else None
         self._calls = itertools.cycle(range(SELDOM if self._often else LOOKS)).__next__
-        self._any = bool(self._often)
+        self._any = bool(self._often) and self._compiled is None
         self.stirred = False
         hear(self, reached.modules.values())
 
+    def _all_at_once(self) -> Callable[[], bool]:
+        """Whether modules hold the tensors that they hold now, as they are now."""
+        assert self._compiled is not None, "asked for where they are"
+        held = self._compiled.Same(self._holding, [], [])
+        unmoved = self._compiled.Unmoved(self._tensors)
+        return lambda: held() and unmoved()
+
     def glance(self) -> bool:
         """A look by a call without gradients; True if something changed."""
-        if self.stirred and self._anything_changed():
+        if (self.stirred or not self._holds()) and self._anything_changed():
             return True
         if self._any:
             entry = self._next()
@@ -107,7 +134,7 @@ class Watch:
 
     def look(self) -> bool:
         """A look by a call with gradients; True if something changed."""
-        if self.stirred and self._anything_changed():
+        if (self.stirred or not self._holds()) and self._anything_changed():
             return True
         for _ in range(self._looks):
             entry = self._next()
@@ -125,6 +152,8 @@ class Watch:
         changed = any(entry.changed for entry in (*self._often, *self._seldom))
         # Who sees the error and calls again is to see it again.
         self.stirred = changed
+        if not changed and self._compiled is not None:
+            self._holds = self._all_at_once()
         return changed
 
     def _other_changed(self) -> bool:

@@ -11,9 +11,11 @@ import torch
 from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.compiled import parts
 
-__all__ = ["compare", "compile_check", "differences", "guard_of", "plain"]
+__all__ = ["PLAIN", "compare", "compile_check", "differences", "guard_of", "plain"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Types of tensors that nothing dispatches by itself."""
+
 Check = Callable[[Sequence[Any]], bool]
 _nested = attrgetter("is_nested")
 
