@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import nox
 from nox.virtualenv import PassthroughEnv
@@ -25,6 +26,23 @@ NEEDS = {"core": (), "torch": ("core",), "adapt": ("core", "torch"), "cupy": ("c
 SOURCES = [ROOT / "packages" / f"tensorplay-{name}" / "src" for name in PACKAGES]
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 WHEELS = ROOT / ".wheels"
+COMPILED = "tensorplay_torch.compiled"
+# The tests of what goes another way where the compiled parts are in use.
+WITH_COMPILED = [
+    *(
+        f"tests/torch/test_{name}*.py"
+        for name in ("callables", "compiled", "finalisers", "graphed")
+    ),
+    *(f"tests/torch/test_{name}.py" for name in ("interrupts", "signals", "staging_arguments")),
+    *(
+        f"tests/adapt/test_{name}*.py"
+        for name in ("addresses", "changes", "episodes", "forms", "groups", "interleaving")
+    ),
+    *(
+        f"tests/adapt/test_{name}*.py"
+        for name in ("own", "properties", "step", "until", "watching")
+    ),
+]
 SUITE = ("-c", "pyproject.toml", "--pyargs", "tensorplay_core.testing.suite")
 
 
@@ -52,6 +70,15 @@ def gpus() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
+def compiled(session: nox.Session, **options: Any) -> bool:
+    """Builds the compiled parts of tensorplay-torch; False where there is no compiler."""
+    if shutil.which("c++") is None:
+        session.warn("there is no C++ compiler: the compiled parts are left out")
+        return False
+    session.run("python", "-m", COMPILED, **options)
+    return True
+
+
 def install_for_torch(session: nox.Session, name: str, *more: str) -> None:
     """The packages for PyTorch and a dependency group, with what a GPU needs where there is one."""
     if not isinstance(session.virtualenv, PassthroughEnv):
@@ -70,13 +97,16 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no GPU, on all cores; pytest's own arguments after `--`."""
     install(session, *packages(), *group("test"))
+    if session.posargs:
+        session.run("python", "-m", "pytest", "-m", "not gpu", *session.posargs)
+        return
     # A file stays with one worker, and each worker computes in one thread.
-    spread = () if session.posargs else ("--numprocesses=auto", "--dist=loadfile")
-    alone = {"OMP_NUM_THREADS": "1"} if spread else {}
-    session.run("python", "-m", "pytest", "-m", "not gpu", *spread, *session.posargs, env=alone)
-    if not session.posargs and not (ROOT / "tests" / "conformance").is_dir():
-        drivers = ("--tensorplay-driver=host", "--tensorplay-driver=torch")
-        session.run("python", "-m", "pytest", *SUITE, *drivers)
+    pytest = ("python", "-m", "pytest", "-m", "not gpu", "--numprocesses=auto", "--dist=loadfile")
+    alone = {"OMP_NUM_THREADS": "1", "TENSORPLAY_CACHE": str(ROOT / ".nox" / "compiled")}
+    session.run(*pytest, env={**alone, "TENSORPLAY_COMPILED": "0"})
+    if compiled(session, env=alone):
+        files = (path for pattern in WITH_COMPILED for path in sorted(ROOT.glob(pattern)))
+        session.run(*pytest, *map(str, files), env=alone)
 
 
 @nox.session
@@ -146,6 +176,7 @@ def bench(session: nox.Session) -> None:
     `nox --no-venv -s bench` takes the environment as it is.
     """
     install_for_torch(session, "bench", "cupy")
+    compiled(session)
     session.run("python", "benchmarks/run.py", *session.posargs)
 
 
@@ -153,6 +184,7 @@ def bench(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Repeat captures and staged launches by the thousand: nothing grows, nothing slips."""
     install_for_torch(session, "bench")
+    compiled(session)
     session.run("python", "benchmarks/soak.py", *session.posargs)
 
 

@@ -9,6 +9,7 @@ import pathlib
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,8 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if compiled := sys.modules.get("tensorplay_torch.compiled"):
+        found["compiled parts"] = compiled.summary()
     if lines := _lines("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"):
         found["driver"] = lines[0]
     here = str(pathlib.Path(__file__).parent)

@@ -21,6 +21,7 @@ NO_TENSORS = {
 NOT_PLAIN = {
     "sparse": lambda device: torch.ones(2, device=device).to_sparse(),
     "meta": lambda device: torch.ones(2, device="meta"),
+    "zeros without memory": lambda device: torch._efficientzerotensor((2,), device=device),
 }
 
 

@@ -120,7 +120,10 @@ def unlike_memory(tensor: torch.Tensor) -> str:
         return str(tensor.layout)
     if tensor.is_quantized:
         return "quantized"
-    return "on the meta device, where there are no values" if tensor.is_meta else ""
+    if tensor.is_meta:
+        return "on the meta device, where there are no values"
+    # Autograd makes such ones, where a derivative is known to be zero.
+    return "zeros without memory" if tensor._is_zerotensor() else ""
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -154,7 +157,7 @@ def _plain(tensor: torch.Tensor) -> None:
             subject="a tensor",
             met=f"it is {met}",
             remedy="Pass a tensor of plain strided memory: x.to_dense(), x.dequantize(), "
-            "x.to_padded_tensor(...).",
+            "x.to_padded_tensor(...), x.clone() of zeros.",
         )
 
 

@@ -92,6 +92,8 @@ def compare(captured: torch.Tensor, given: object, path: str) -> list[str]:
         ("layout", captured.layout, given.layout),
         ("is_conj", captured.is_conj(), given.is_conj()),
         ("is_neg", captured.is_neg(), given.is_neg()),
+        # Zeros that autograd and forward derivatives make have no memory.
+        ("_is_zerotensor", captured._is_zerotensor(), given._is_zerotensor()),
     ]
     if captured.layout == given.layout == torch.strided and captured.shape == given.shape:
         facts.append(("stride", _strides(captured), _strides(given)))

@@ -1,0 +1,205 @@
+"""Gradients that reach leaves are eager's, whoever looks on and whatever else reaches them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensorplay_torch as tp
+
+from .callables import leaf, mlp, rand
+
+Scene = Callable[[nn.Module, torch.Tensor, torch.Tensor], list[Any]]
+"""Takes a module, its input and a gradient; returns what it saw, beside the gradients."""
+
+
+def plain(m, x, g):
+    m(x).backward(g)
+    return []
+
+
+def twice(m, x, g):
+    for _ in range(2):
+        m(x).backward(g)
+    return []
+
+
+def emptied(m, x, g):
+    m(x).backward(g)
+    for one in m.parameters():
+        one.grad = None
+    m(x).backward(g * 3)
+    return []
+
+
+def zeroed(m, x, g):
+    m(x).backward(g)
+    m.zero_grad(set_to_none=False)
+    m(x).backward(g)
+    return []
+
+
+def kept(m, x, g):
+    """The gradients that are there are added to in place."""
+    m(x).backward(g)
+    before = [one.grad for one in m.parameters()]
+    versions = [one._version for one in before]
+    m(x).backward(g)
+    return [
+        [one.grad is was for one, was in zip(m.parameters(), before, strict=True)],
+        [one._version > was for one, was in zip(before, versions, strict=True)],
+    ]
+
+
+def hook_of_a_parameter(m, x, g):
+    seen = []
+    handle = m[0].weight.register_hook(lambda grad: seen.append(grad.clone()) or grad * 2)
+    m(x).backward(g)
+    handle.remove()
+    m(x).backward(g)
+    return seen
+
+
+def hook_after_accumulation(m, x, g):
+    seen = []
+    m[2].bias.register_post_accumulate_grad_hook(lambda one: seen.append(one.grad.clone()))
+    for _ in range(2):
+        m(x).backward(g)
+    return seen
+
+
+def hooks_of_nodes(m, x, g):
+    seen: dict[int, torch.Tensor] = {}
+    held = []
+    for place, one in enumerate(m.parameters()):
+        node = torch.autograd.graph.get_gradient_edge(one).node
+        node.register_prehook(lambda grads: (grads[0] * 2,))
+        node.register_hook(
+            lambda _, grads, place=place: seen.update({place: grads[0].clone()}) or None
+        )
+        held.append(node)
+    m(x).backward(g)
+    return [seen[place] for place in range(len(held))]
+
+
+def hook_of_several(m, x, g):
+    seen = []
+    torch.autograd.graph.register_multi_grad_hook(list(m.parameters()), seen.append)
+    m(x).backward(g)
+    return [[one.clone() for one in grads] for grads in seen]
+
+
+def steps_in_the_backward(m, x, g):
+    def step(one):
+        with torch.no_grad():
+            one -= 0.1 * one.grad
+        one.grad = None
+
+    handles = [one.register_post_accumulate_grad_hook(step) for one in m.parameters()]
+    m(x).backward(g)
+    for handle in handles:
+        handle.remove()
+    return [one.detach().clone() for one in m.parameters()]
+
+
+def used_elsewhere(m, x, g):
+    """What eager sums before it adds is not added one by one."""
+    y = m(x)
+    (y * g).sum().add((m[0].weight * 0.1).square().sum()).backward()
+    m[0].weight.grad.mul_(1 / 3)
+    y = m(x)
+    torch.autograd.backward([y, (m[0].weight * 0.3).sin()], [g, torch.ones_like(m[0].weight)])
+    return []
+
+
+def two_calls(m, x, g):
+    m(x).backward(g)
+    try:
+        (m(x) + 0.3 * m(x)).backward(g)
+    except tp.StaleGraph as error:
+        return [type(error)]
+    return []
+
+
+def chosen(m, x, g):
+    found = torch.autograd.grad(m(x), [x, m[0].weight], g)
+    m(x).backward(g, inputs=[m[2].bias])
+    return list(found)
+
+
+def retained(m, x, g):
+    y = m(x)
+    y.backward(g, retain_graph=True)
+    # What was kept for another backward leads where it led.
+    pending, leaves = [y.grad_fn], []
+    while pending:
+        node = pending.pop()
+        pending += [one for one, _ in node.next_functions if one is not None]
+        leaves.append(getattr(node, "variable", None))
+    return [any(one is leaf for one in leaves) for leaf in (x, *m.parameters())]
+
+
+def shared_gradient(m, x, g):
+    """Two parameters of one form whose gradients are the same memory."""
+    for one in m.parameters():
+        one.grad = torch.zeros_like(one)
+    m[2].bias.grad = m[0].weight.grad[0]
+    m(x).backward(g)
+    return []
+
+
+def other_strides(m, x, g):
+    weight = m[0].weight
+    weight.grad = torch.ones(weight.shape[::-1], device=weight.device).t()
+    m(x).backward(g)
+    return [weight.grad.stride()]
+
+
+def requiring_gradient(m, x, g):
+    weight = m[0].weight
+    weight.grad = torch.ones_like(weight).requires_grad_() * 2
+    with torch.no_grad():
+        weight.grad.detach_()
+    m(x).backward(g)
+    return [weight.grad.requires_grad]
+
+
+def through_what_came_before(m, x, g):
+    w = torch.ones_like(x, requires_grad=True)
+    m(x * w).backward(g)
+    m(x * w).sum().backward()
+    return [w.grad]
+
+
+SCENES: list[Scene] = [
+    plain, twice, emptied, zeroed, kept, hook_of_a_parameter, hook_after_accumulation,
+    hooks_of_nodes, hook_of_several, steps_in_the_backward, used_elsewhere, two_calls, chosen,
+    retained, shared_gradient, other_strides, requiring_gradient, through_what_came_before,
+
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+@pytest.mark.usefixtures("exact")
+def test_gradients_of_leaves_are_eager_s(device, scene):
+    eager = mlp(device)
+    graphed = copy.deepcopy(eager)
+    x, g = rand(device, 6, 4), rand(device, 6, 4)
+    wants = scene is not through_what_came_before
+    inputs = [x.clone().requires_grad_(wants) for _ in range(2)]
+    tp.make_graphed_callables(graphed, (leaf(device),), slots=2)
+    saw = [scene(module, one, g) for module, one in zip((eager, graphed), inputs, strict=True)]
+    torch.testing.assert_close(saw[1], saw[0], rtol=0, atol=0)
+    for ours, wanted in zip(
+        [inputs[1], *graphed.parameters()], [inputs[0], *eager.parameters()], strict=True
+    ):
+        assert (ours.grad is None) == (wanted.grad is None)
+        if ours.grad is not None:
+            assert torch.equal(ours.grad, wanted.grad)
+    assert graphed.forward.counts.replayed > 0
