@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import optim
 
-from tensorplay_core.errors import SignatureMismatch
+from tensorplay_core.errors import GraphStateError, SignatureMismatch
 from tests.equality import assert_all_equal
 
 from .optimizers import adamw, sgd
@@ -89,3 +89,28 @@ def test_what_the_groups_hold_stays(twins, device):
     pair.ours.optimizer.param_groups[0]["lr"] = 0.5
     pair.step.reset_to(snapshot)
     assert pair.ours.optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_call_in_the_midst_of_another_changes_nothing(twins, device):
+    """The numbers of a graph that is about to be launched must not be rewritten by then."""
+    pair = twins(adamw, device=device)
+    x, y = pair.batch()
+    pair.step(x, y)
+    snapshot = pair.step.snapshot()
+    runner = pair.step._runner
+    pair.ours.optimizer.param_groups[0]["lr"] = 0.25
+    before = everything(pair.ours)
+    seen = runner._groups.unchanged()
+    with runner.lane.entered("the step"):
+        for call in (
+            lambda: pair.step(x, y),
+            lambda: pair.step.until(x, y, tolerance=0.0, max_steps=2),
+            lambda: pair.step.reset_to(snapshot),
+            pair.step.snapshot,
+        ):
+            with pytest.raises(GraphStateError, match="midst"):
+                call()
+    assert (seen, runner._groups.unchanged()) == (False, False)
+    assert same(before, everything(pair.ours))
+    pair.step(x, y)
+    assert runner._groups.unchanged()

@@ -1,8 +1,8 @@
 """What a captured step depends on beside its batch, and whether it is still what it was.
 
 A graph reads and writes memory where that was. All of it is looked at in each call, by loops that
-run in C: which tensors modules and optimizer hold; where their memory is and how it is read, by
-``forms``; what is Python's own, by ``watching``.
+run in C, compiled ones if they are built: which tensors modules and optimizer hold; where their
+memory is and how it is read, by ``forms``; what is Python's own, by ``watching``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class Dependencies:
         recipe: The step, as it was just captured.
 
     Attributes:
-        unchanged: Called without arguments it returns True if nothing changed. It costs some 50 ns
-            a tensor.
+        unchanged: Called without arguments it returns True if nothing changed.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -84,12 +84,8 @@ class Runner:
 
     def adopt(self, batch: Batch, graph: Any, static_loss: torch.Tensor) -> None:
         """Launches somebody else's graph."""
-        self._bind(
-            batch,
-            graph,
-            Outcome(static_loss, {}, None),
-            Hyperparameters.fixed(self.recipe.optimizer, graph),
-        )
+        fixed = Hyperparameters.fixed(self.recipe.optimizer, graph)
+        self._bind(batch, graph, Outcome(static_loss, {}, None), fixed)
 
     def capture(self, inputs: Any, targets: Any) -> None:
         """Captures the step for batches like this one, in place of an earlier capture.
@@ -104,15 +100,12 @@ class Runner:
         batch = Batch(inputs, targets).owned(recipe.device)
         captured = capture_step(recipe, batch, warmup_steps=self._warmup_steps, pool=self._pool)
         try:
-            birth = (
-                Birth(recipe.optimizer, captured.born)
-                if captured.born
-                else Birth.of(recipe.optimizer)
-            )
+            born, optimizer = captured.born, recipe.optimizer
+            birth = Birth(optimizer, born) if born else Birth.of(optimizer)
             damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if birth else {}
             if captured.hyperparameters.frozen.intersection(damped):
                 raise undamped(subject_of(recipe))
-            if captured.born and recipe.features.taken is not None:
+            if born and recipe.features.taken is not None:
                 recipe.features.taken.zero_()
             before = self.captured
             self._bind(batch, captured.graph, captured.outcome, captured.hyperparameters)
@@ -158,12 +151,13 @@ class Runner:
         Raises:
             SignatureMismatch: The batch is not like the one captured; nothing was changed.
             StaleGraph: What the step depends on is not what it was; nothing was changed.
+            GraphStateError: This thread is in the midst of a call of the step.
         """
-        if self.fresh or not (self._unchanged() and self._followed()):
-            self._catch_up(inputs, targets)
         lane = self.lane
         if lane.held():
             raise reentered(subject_of(self.recipe))
+        if self.fresh or not (self._unchanged() and self._followed()):
+            self._catch_up(inputs, targets)
         try:
             leaves = self._take(inputs, targets)
             with lane.lock:
@@ -233,6 +227,10 @@ class Runner:
             "keep the graph, change values in place: p.copy_(v), module.load_state_dict(state).",
         )
 
+    def _refuse_within(self) -> None:
+        if self.lane.held():
+            raise reentered(subject_of(self.recipe))
+
     def ready(self) -> None:
         """Makes sure that other launches of this step may be made now.
 
@@ -248,6 +246,7 @@ class Runner:
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""
         with self.lock:
+            self._refuse_within()
             if self.fresh or not (self._unchanged() and self._followed()):
                 self._catch_up(inputs, targets)
             if self.fresh and self._groups.overridden:
@@ -280,6 +279,7 @@ class Runner:
     def reset_to(self, snapshot: Snapshot) -> None:
         """See ``CudaGraphAdaptationStep.reset_to``."""
         with self.lock, torch.inference_mode(False):
+            self._refuse_within()
             self.ready()
             if self._episodes is None:
                 self._episodes = Episodes(self._dependencies.state(), self.recipe.device)
@@ -292,10 +292,8 @@ class Runner:
     def verify(self, steps: int) -> Verification:
         """See ``CudaGraphAdaptationStep.verify``."""
         with self.lock, self._back_where_it_was():
-            batch = self.batch.copy()
-            return compare_with_eager(
-                self.recipe, lambda: self(*batch), batch, steps, fresh=self.fresh
-            )
+            batch, fresh = self.batch.copy(), self.fresh
+            return compare_with_eager(self.recipe, lambda: self(*batch), batch, steps, fresh=fresh)
 
     def report(self) -> Report:
         """See ``CudaGraphAdaptationStep.report``."""
