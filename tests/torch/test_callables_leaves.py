@@ -176,6 +176,43 @@ def through_what_came_before(m, x, g):
     return [w.grad]
 
 
+def hook_of_the_last_node(m, x, g):
+    """What it returns is what leaves get."""
+    y = m(x)
+    seen = []
+    y.grad_fn.register_hook(
+        lambda made, grads: (
+            seen.append(len(made) > 0)
+            or tuple(one * 0 if one is not None else None for one in made)
+        )
+    )
+    y.backward(g)
+    return seen
+
+
+def frozen_after_the_forward(m, x, g):
+    m(x).backward(g)
+    y = m(x)
+    m[0].weight.requires_grad_(False)
+    y.backward(g)
+    m[0].weight.requires_grad_(True)
+    return []
+
+
+def no_gradient_comes(m, x, g):
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    Stop.apply(m(x)).backward(g)
+    return []
+
+
 SCENES: list[Scene] = [
     plain, twice, emptied, zeroed, kept, hook_of_a_parameter, hook_after_accumulation,
     hooks_of_nodes, hook_of_several, steps_in_the_backward, used_elsewhere, two_calls, chosen,
@@ -196,10 +233,86 @@ def test_gradients_of_leaves_are_eager_s(device, scene):
     tp.make_graphed_callables(graphed, (leaf(device),), slots=2)
     saw = [scene(module, one, g) for module, one in zip((eager, graphed), inputs, strict=True)]
     torch.testing.assert_close(saw[1], saw[0], rtol=0, atol=0)
-    for ours, wanted in zip(
-        [inputs[1], *graphed.parameters()], [inputs[0], *eager.parameters()], strict=True
-    ):
-        assert (ours.grad is None) == (wanted.grad is None)
-        if ours.grad is not None:
-            assert torch.equal(ours.grad, wanted.grad)
+    assert_gradients_equal([inputs[1], *graphed.parameters()], [inputs[0], *eager.parameters()])
     assert graphed.forward.counts.replayed > 0
+
+
+def assert_gradients_equal(ours, wanted):
+    for one, other in zip(ours, wanted, strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            assert one.grad.dtype == other.grad.dtype
+            assert torch.equal(one.grad, other.grad)
+
+
+class Pair(nn.Module):
+    """Two outputs of one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        return self.body(x), self.body(y)
+
+
+@pytest.mark.parametrize("options", [{}, {"param_grads": "in_graph"}], ids=["autograd", "in_graph"])
+@pytest.mark.usefixtures("exact")
+def test_a_backward_of_each_output(device, options):
+    eager = Pair().to(device)
+    graphed = copy.deepcopy(eager)
+    tp.make_graphed_callables(graphed, (leaf(device), leaf(device)), **options)
+    x, y = rand(device, 6, 4), rand(device, 6, 4)
+    inputs = [[one.clone().requires_grad_() for one in (x, y)] for _ in range(2)]
+    for module, given in zip((eager, graphed), inputs, strict=True):
+        for _ in range(2):
+            for one in module(*given):
+                one.sum().backward()
+    assert_gradients_equal([*inputs[1], *graphed.parameters()], [*inputs[0], *eager.parameters()])
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_graph_that_is_kept_gives_its_gradients_again(device):
+    eager = mlp(device)
+    graphed = copy.deepcopy(eager)
+    tp.make_graphed_callables(graphed, (leaf(device),), retain_graph=True)
+    x, g = rand(device, 6, 4), rand(device, 6, 4)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for module, given in zip((eager, graphed), inputs, strict=True):
+        y = module(given)
+        y.backward(g, retain_graph=True)
+        y.backward(g)
+    assert_gradients_equal([inputs[1], *graphed.parameters()], [inputs[0], *eager.parameters()])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda y, m: y.backward(),
+        lambda y, m: y.backward(inputs=[m[0].weight]),
+        lambda y, m: torch.autograd.grad(y, [m[0].weight], allow_unused=True),
+    ],
+    ids=["backward", "of chosen inputs", "grad"],
+)
+def test_what_is_asked_for_after_a_backward_is_refused(device, ask):
+    module = tp.make_graphed_callables(mlp(device), (leaf(device),))
+    y = module(rand(device, 6, 4).requires_grad_()).sum()
+    y.backward()
+    before = [one.grad.clone() for one in module.parameters()]
+    with pytest.raises(RuntimeError):
+        ask(y, module)
+    assert all(map(torch.equal, before, [one.grad for one in module.parameters()]))
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch is older than 2.10")
+def test_a_gradient_may_have_another_dtype(device):
+    eager = mlp(device)
+    graphed = copy.deepcopy(eager)
+    tp.make_graphed_callables(graphed, (leaf(device),))
+    x, g = rand(device, 6, 4), rand(device, 6, 4)
+    for module in (eager, graphed):
+        module[0].weight.grad_dtype = torch.float64
+        for _ in range(2):
+            module(x.clone().requires_grad_()).backward(g)
+    assert eager[0].weight.grad.dtype is torch.float64
+    assert_gradients_equal(list(graphed.parameters()), list(eager.parameters()))

@@ -233,3 +233,28 @@ def test_a_tensor_found_by_name_that_moved_is_noticed(device, kind):
         for _ in range(200):
             graphed(x)
     assert kept.numel()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_parameters_that_change_names_are_noticed(device, grad):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.full((4,), 2.0, device=device))
+            self.b = nn.Parameter(torch.full((4,), 5.0, device=device))
+
+        def forward(self, x):
+            return x * self.a + self.b
+
+    module = Scaled()
+    x = torch.ones(4, device=device, requires_grad=True)
+    tp.make_graphed_callables(module, (x,))
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            module(x)
+        held = module._parameters
+        a, b = held.pop("a"), held.pop("b")
+        held["b"], held["a"] = a, b
+        with pytest.raises(tp.StaleGraph):
+            for _ in range(4):
+                module(x)

@@ -82,13 +82,24 @@ def test_a_place_that_cannot_be_written_is_named(elsewhere, monkeypatch, capsys)
     assert str(blocked) in capsys.readouterr().err
 
 
-def test_a_library_that_does_not_fit_is_left_alone(elsewhere, caplog):
+def test_a_library_that_does_not_fit_is_left_alone(elsewhere, caplog, monkeypatch):
+    monkeypatch.delenv(places.ENABLED, raising=False)
     path = places.library()
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no library")
     with caplog.at_level(logging.WARNING):
         assert compiled._load() is None
     assert compiled.BUILD in caplog.text
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "no"), RuntimeError("no home")])
+def test_a_cache_that_cannot_be_looked_at_is_none(monkeypatch, error):
+    def refuse() -> Path:
+        raise error
+
+    monkeypatch.delenv(places.ENABLED, raising=False)
+    monkeypatch.setattr(compiled, "library", refuse)
+    assert compiled._load() is None
 
 
 def test_doing_without(elsewhere):

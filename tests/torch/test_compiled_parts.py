@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
 import weakref
@@ -13,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import tensorplay_torch as tp
 from tensorplay_torch import compiled
 from tensorplay_torch.resources.signatures import differences
+
+from .callables import leaf, mlp
 
 BUILT = compiled.parts()
 
@@ -166,6 +170,7 @@ def test_any_change_of_a_dict_is_seen(entries, data):
     parts = BUILT.Same([], [(held, tuple(names))], [])
     sized = BUILT.Same([], [], [held])
     before = dict(held)
+    order = list(held)
     for key in data.draw(st.lists(st.sampled_from("abcdef"), max_size=3)):
         if key in held and data.draw(st.booleans()):
             del held[key]
@@ -176,10 +181,21 @@ def test_any_change_of_a_dict_is_seen(entries, data):
     }
     if whole():
         assert same
-    if same and list(held) == list(before):
+    if same and list(held) == order:
         assert whole()
     assert parts() is all(held.get(name) is before.get(name) for name in names)
     assert sized() is (len(held) == len(before))
+
+
+def test_keys_count_and_their_order_does(parts):
+    first, second = object(), object()
+    held = {"a": first, "b": second}
+    same = parts.Same([held], [], [])
+    held.clear()
+    held.update(b=first, a=second)
+    assert not same()
+    # Whose order this is not, is left to Python.
+    assert not parts.Same([collections.OrderedDict(a=first)], [], [])()
 
 
 def test_changes_of_a_list_are_seen(parts):
@@ -223,7 +239,7 @@ def test_a_node_lets_go_of_what_it_holds(parts):
     thing, x = Thing(), torch.ones(2, requires_grad=True)
     gone = weakref.ref(thing)
     y = torch.ones(2)
-    parts.connect(lambda context, grads, whole: (grads[0],), thing, (x,), (y,), (0,), False)
+    parts.connect(lambda context, grads, whole: (grads[0],), thing, (x,), (y,), (0,), False, True)
     y.sum().backward()
     assert torch.equal(x.grad, torch.ones(2))
     del thing
@@ -242,7 +258,7 @@ def test_nothing_is_leaked(parts):
     before = sys.getrefcount(marker), sys.getrefcount(backward), sys.getrefcount(x)
     for _ in range(200):
         out = y.clone()
-        parts.connect(backward, marker, (x,), (out,), (0,), False)
+        parts.connect(backward, marker, (x,), (out,), (0,), False, True)
         out.sum().backward()
         parts.Forms([x])([y])
         parts.Unmoved([x, y])()
@@ -265,7 +281,7 @@ def test_an_exception_in_a_backward_comes_out_as_it_is(parts):
         raise Odd("of mine")
 
     x, y = torch.ones(2, requires_grad=True), torch.ones(2)
-    parts.connect(backward, None, (x,), (y,), (0,), False)
+    parts.connect(backward, None, (x,), (y,), (0,), False, True)
     with pytest.raises(Odd, match="of mine"):
         y.sum().backward()
     assert x.grad is None
@@ -274,7 +290,7 @@ def test_an_exception_in_a_backward_comes_out_as_it_is(parts):
 @pytest.mark.parametrize("returned", [(), (1,), None, (None, None)])
 def test_a_backward_that_returns_nonsense_is_refused(parts, returned):
     x, y = torch.ones(2, requires_grad=True), torch.ones(2)
-    parts.connect(lambda *_: returned, None, (x,), (y,), (0,), False)
+    parts.connect(lambda *_: returned, None, (x,), (y,), (0,), False, True)
     with pytest.raises((TypeError, RuntimeError)):
         y.sum().backward()
 
@@ -293,7 +309,7 @@ def test_whether_all_gradients_are_asked_for_is_known(parts):
         lambda y: y.sum().backward(inputs=[x]),
     ):
         y = torch.ones(2)
-        parts.connect(backward, None, (x,), (y,), (0,), False)
+        parts.connect(backward, None, (x,), (y,), (0,), False, True)
         ask(y)
     assert seen == [True, False, False]
 
@@ -302,9 +318,26 @@ def test_outputs_require_grad_if_an_input_does(parts):
     x = torch.ones(2)
     for always in (False, True):
         y, z = torch.ones(2), torch.ones(2)
-        parts.connect(lambda *_: (None,), None, (x,), (y, z), (0,), always)
+        parts.connect(lambda *_: (None,), None, (x,), (y, z), (0,), always, True)
         assert (y.requires_grad, z.requires_grad) == (always, False)
     y.sum().backward()
+
+
+def test_a_node_that_is_called_by_hand_adds_nothing(device):
+    module = tp.make_graphed_callables(mlp(device), (leaf(device),))
+    x = leaf(device)
+    y = module(x)
+    z = (y * 1).sum()
+    found = []
+    hook = torch.ones((), device=device, requires_grad=True)
+    # In the midst of another backward.
+    other = (hook * 2).sum()
+    other.register_hook(lambda _: found.append(y.grad_fn(torch.ones_like(y))))
+    other.backward()
+    assert all(one.grad is None for one in (x, *module.parameters()))
+    assert sum(one is not None for one in found[0]) == 5
+    with pytest.raises(tp.StaleGraph):
+        z.backward()
 
 
 def test_writes_are_counted(parts):

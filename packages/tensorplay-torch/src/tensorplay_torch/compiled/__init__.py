@@ -76,14 +76,15 @@ class Parts(Protocol):
         outputs: Sequence[Any],
         which: Sequence[int],
         always: bool,
+        last: bool,
         /,
     ) -> None:
         """Makes ``outputs[n] for n in which`` results of ``inputs``, if any of these requires grad.
 
         ``backward(context, gradients, whole)`` returns one gradient for each input, or None.
-        ``whole`` says that all gradients were asked for, not chosen ones. Those of leaves that no
-        code looks on at are added together. With ``always`` outputs require grad whatever inputs
-        do.
+        ``whole`` says that all gradients were asked for, not chosen ones. With ``always`` outputs
+        require grad whatever inputs do. With ``last`` there is no second backward, and gradients of
+        leaves that no code looks on at are added together.
         """
 
     def settled(self, parameters: Sequence[Any], buffers: Sequence[Any], /) -> bool:
@@ -102,14 +103,17 @@ class Parts(Protocol):
 def _load() -> Any:
     if os.environ.get(ENABLED) == "0":
         return None
-    path = library()
-    if not path.exists():
-        return None
     try:
-        return load(path)
-    except ImportError:
-        log.warning("%s cannot be loaded; build it anew: %s", path, BUILD, exc_info=True)
-        return None
+        path = library()
+        return load(path) if path.exists() else None
+    except ImportError as error:
+        log.warning("%s cannot be loaded (%s); build it anew: %s --force", path, error, BUILD)
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # A user without a home, or one that is not to be read.
+        log.debug("the compiled parts cannot be looked for: %s", error)
+    return None
 
 
 BUILD = "python -m tensorplay_torch.compiled"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,18 +25,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="show what the compiler says")
     options = parser.parse_args(arguments)
     path = library()
-    if options.force or not path.exists():
+    if options.force or not _loads(path):
         if (missing := _missing()) is not None:
             print(f"building the compiled parts: {missing}", file=sys.stderr)
             return 1
         try:
             build(path, verbose=options.verbose)
-        except (RuntimeError, OSError) as error:
+            load(path)
+        except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
             print(f"building the compiled parts for {path} failed: {error}", file=sys.stderr)
             return 1
-    load(path)
     print(path)
     return 0
+
+
+def _loads(path: Path) -> bool:
+    try:
+        load(path)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def _missing() -> str | None:

@@ -30,6 +30,7 @@ struct WithGil {
 // asked for, not chosen ones.
 struct GraphedCallBackward : torch::autograd::Node {
   PyObject *backward = nullptr, *context = nullptr;
+  bool last = false;  // Nothing can be asked of it after one backward.
 
   std::string name() const override { return "GraphedCallBackward"; }
 
@@ -42,9 +43,11 @@ struct GraphedCallBackward : torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override {
     auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-    bool whole = chosen != nullptr && chosen->empty();
+    // It may be called by hand, too, also by a hook in the midst of another backward.
+    bool whole = chosen != nullptr && chosen->empty() &&
+                 torch::autograd::get_current_node().get() == this;
     variable_list results = called(gradients, whole);
-    if (whole) accumulate(results);
+    if (whole && last && post_hooks().empty()) accumulate(results);
     return results;
   }
 
@@ -61,7 +64,7 @@ struct GraphedCallBackward : torch::autograd::Node {
     size_t others = 0, flowing = 0;
     for (size_t place = 0; place < results.size(); place++) {
       if (!next_edge(place).is_valid()) continue;
-      if (results[place].defined() && is_mine(place)) {
+      if (results[place].defined() && is_mine(place, results[place])) {
         places.push_back(place);
       } else {
         others++;
@@ -72,6 +75,11 @@ struct GraphedCallBackward : torch::autograd::Node {
     // a gradient goes to; or nothing at all, which makes this one the last.
     if (others > 0 && flowing == 0 && !places.empty()) places.pop_back();
     if (places.empty()) return;
+    // Who asks for the node later finds it as it was.
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [node = getptr(), this, edges = next_edges_]() mutable {
+          next_edges_ = std::move(edges);
+        });
     std::vector<at::Tensor> sums, summands;
     for (size_t place : places) {
       at::Tensor& one = results[place];
@@ -113,15 +121,34 @@ struct GraphedCallBackward : torch::autograd::Node {
     return !sums.empty();
   }
 
-  // True for a leaf that only this call leads to, on its stream, and at which no code looks on.
-  bool is_mine(size_t place) {
+  // True for a leaf that only this call leads to, on its stream, at which no code looks on, and
+  // which the engine would give `gradient` as it is.
+  bool is_mine(size_t place, const at::Tensor& gradient) {
     const auto& edge = next_edge(place);
     auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get());
-    return leaf != nullptr && edge.function.use_count() == 1 && leaf->pre_hooks().empty() &&
-           leaf->post_hooks().empty() && leaf->tensor_pre_hooks().empty() &&
-           leaf->retains_grad_hooks().empty() &&
-           torch::autograd::impl::post_acc_grad_hooks(leaf->variable) == nullptr &&
-           leaf->stream() == stream();
+    if (leaf == nullptr || edge.function.use_count() != 1 || !leaf->pre_hooks().empty() ||
+        !leaf->post_hooks().empty() || !leaf->tensor_pre_hooks().empty() ||
+        !leaf->retains_grad_hooks().empty() || leaf->stream() != stream()) {
+      return false;
+    }
+    const at::Tensor& variable = leaf->variable;
+    return variable.requires_grad() && !variable.grad_fn() &&
+           torch::autograd::impl::post_acc_grad_hooks(variable) == nullptr &&
+           leaf->num_inputs() == 1 && keeps_dtype(leaf->input_metadata(0), gradient, 0) &&
+           variable.sizes() == gradient.sizes() && variable.dtype() == gradient.dtype() &&
+           variable.device() == gradient.device() && variable.layout() == at::kStrided;
+  }
+
+  // Newer torch lets a leaf's gradient have another dtype.
+  template <class Metadata>
+  static auto keeps_dtype(const Metadata& wanted, const at::Tensor& gradient, int)
+      -> decltype(wanted.grad_dtype().has_value()) {
+    return wanted.grad_dtype() == gradient.scalar_type();
+  }
+
+  template <class Metadata>
+  static bool keeps_dtype(const Metadata&, const at::Tensor&, long) {
+    return true;
   }
 
   // True for plain memory of one form.
@@ -173,12 +200,12 @@ inline auto node() {
   }
 }
 
-// connect(backward, context, inputs, outputs, which, always): gives those of `outputs` whose places
-// `which` names a history, as results of `inputs`; if none of these requires grad, only with
-// `always`.
+// connect(backward, context, inputs, outputs, which, always, last): gives those of `outputs` whose
+// places `which` names a history, as results of `inputs`; if none of these requires grad, only with
+// `always`. With `last` there is no second backward.
 inline PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  if (count != 6) refuse(PyExc_TypeError, "connect takes six arguments");
+  if (count != 7) refuse(PyExc_TypeError, "connect takes seven arguments");
   Sequence inputs = sequence(args[2]), outputs = sequence(args[3]), which = sequence(args[4]);
   torch::autograd::edge_list edges(inputs.size());
   bool any = false;
@@ -197,6 +224,7 @@ inline PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
   made->set_next_edges(std::move(edges));
   made->backward = Py_NewRef(args[0]);
   made->context = Py_NewRef(args[1]);
+  made->last = args[6] == Py_True;
   for (size_t place = 0; place < which.size(); place++) {
     size_t n = PyLong_AsSize_t(which[place]);
     if (PyErr_Occurred()) raise();
@@ -256,7 +284,7 @@ inline PyObject* settled(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (parameters.size() != buffers.size()) refuse(PyExc_ValueError, "their numbers differ");
   for (size_t place = 0; place < parameters.size(); place++) {
     const at::Tensor& one = tensor(parameters[place]);
-    if (!torch::autograd::impl::hooks(one).empty() ||
+    if (!one.requires_grad() || !torch::autograd::impl::hooks(one).empty() ||
         torch::autograd::impl::post_acc_grad_hooks(one) != nullptr ||
         one.grad().unsafeGetTensorImpl() != tensor(buffers[place]).unsafeGetTensorImpl()) {
       Py_RETURN_FALSE;

@@ -58,7 +58,7 @@ inline unsigned count(PyObject* number) {
 // handle. It makes no use of Python between taking the turn and giving it back.
 struct Rail {
   Ref long_way, executable, dead, take, give, order, native, keep, current, device;
-  long generation;
+  long long generation;
   std::vector<Form> inputs, results;
   std::vector<std::pair<uintptr_t, uintptr_t>> spans;  // Of the buffers, in order.
   void *graph, *node;
@@ -86,7 +86,7 @@ struct Rail {
     Sequence track = sequence(args[3]);
     if (track.size() != 17) refuse(PyExc_TypeError, "unknown track");
     executable = Ref::to(track[0]);
-    generation = PyLong_AsLong(track[1]);
+    generation = PyLong_AsLongLong(track[1]);
     dead = Ref::to(track[2]);
     take = Ref::to(track[3]);
     give = Ref::to(track[4]);
@@ -189,9 +189,9 @@ struct Rail {
     return found.get() == expected;
   }
 
-  long number(const Ref& owner, const Ref& name) const {
+  long long number(const Ref& owner, const Ref& name) const {
     Ref found(PyObject_GetAttr(owner.get(), name.get()));
-    long value = found && PyLong_Check(found.get()) ? PyLong_AsLong(found.get()) : -1;
+    long long value = found && PyLong_Check(found.get()) ? PyLong_AsLongLong(found.get()) : -1;
     if (PyErr_Occurred()) PyErr_Clear();
     return value;
   }
@@ -201,7 +201,7 @@ struct Rail {
     if (PyList_GET_SIZE(dead.get()) != 0 || !is(executable, names.closed, Py_False) ||
         number(executable, names.generation) != generation ||
         !is(order, names.last, native.get()) ||
-        number(order, names.where) != static_cast<long>(reinterpret_cast<uintptr_t>(stream))) {
+        number(order, names.where) != static_cast<long long>(reinterpret_cast<intptr_t>(stream))) {
       return false;
     }
     int capturing = 0;

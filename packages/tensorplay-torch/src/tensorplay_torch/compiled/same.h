@@ -12,7 +12,8 @@ struct Same {
   std::vector<Ref> lists, dicts, parts, sized;
   std::vector<Ref> held;  // Of all of them, in order; null for a key that was not there.
   std::vector<size_t> counts;
-  std::vector<Ref> keys;
+  std::vector<Ref> keys;  // Of `dicts` and `parts`, in order.
+  bool told = true;  // An OrderedDict's order is not that of the dict beneath it.
 
   explicit Same(PyObject* given) {
     Sequence args(given);
@@ -20,6 +21,7 @@ struct Same {
     Sequence whole = sequence(args[0]), some = sequence(args[1]), more = sequence(args[2]);
     for (size_t place = 0; place < whole.size(); place++) {
       bool dict = PyDict_Check(whole[place]);
+      if (PyODict_Check(whole[place])) told = false;
       if (!dict && !PyList_Check(whole[place])) refuse(PyExc_TypeError, "expected dicts and lists");
       (dict ? dicts : lists).push_back(Ref::to(whole[place]));
     }
@@ -32,7 +34,10 @@ struct Same {
       counts.push_back(static_cast<size_t>(PyDict_Size(one.get())));
       Py_ssize_t at = 0;
       PyObject *key = nullptr, *value = nullptr;
-      while (PyDict_Next(one.get(), &at, &key, &value)) held.push_back(Ref::to(value));
+      while (PyDict_Next(one.get(), &at, &key, &value)) {
+        keys.push_back(Ref::to(key));
+        held.push_back(Ref::to(value));
+      }
     }
     for (size_t place = 0; place < some.size(); place++) {
       Sequence pair = sequence(some[place]);
@@ -59,7 +64,9 @@ struct Same {
   }
 
   bool holds() const {
+    if (!told) return false;
     auto expected = held.begin();
+    auto key_held = keys.begin();
     auto count = counts.begin();
     for (const Ref& one : lists) {
       Sequence items(one.get());
@@ -73,13 +80,12 @@ struct Same {
       Py_ssize_t at = 0;
       PyObject *key = nullptr, *value = nullptr;
       while (PyDict_Next(one.get(), &at, &key, &value)) {
-        if (value != (expected++)->get()) return false;
+        if (key != (key_held++)->get() || value != (expected++)->get()) return false;
       }
     }
-    auto key = keys.begin();
     for (const Ref& one : parts) {
       for (size_t left = *count++; left > 0; left--) {
-        if (found(one.get(), (key++)->get()) != (expected++)->get()) return false;
+        if (found(one.get(), (key_held++)->get()) != (expected++)->get()) return false;
       }
     }
     for (const Ref& one : sized) {

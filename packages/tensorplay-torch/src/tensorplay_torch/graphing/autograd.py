@@ -26,6 +26,10 @@ __all__ = ["TrainingCall"]
 _version = attrgetter("_version")
 
 
+def _is_there(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None
+
+
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return list(map(_version, tensors))
 
@@ -128,6 +132,7 @@ class TrainingCall:
         leaves = [leaf for leaf in forward.leaves if leaf.real is not None]
         self._read, self._names = _read(forward, leaves)
         self._written = forward.written
+        self._once = not slots[0].retains
         # Aliases are views, whose history is autograd's own business.
         self._compiled = None if alias else parts()
         self._versions = _versions if self._compiled is None else self._compiled.versions
@@ -176,9 +181,14 @@ class TrainingCall:
             else:
                 context = Context()
                 owned = self.forward(context, inputs)
-                leaves = (*inputs, *self._leaves)
                 compiled.connect(
-                    self.backward, context, leaves, owned, self.differentiable, self._in_graph
+                    self.backward,
+                    context,
+                    (*inputs, *self._leaves),
+                    owned,
+                    self.differentiable,
+                    self._in_graph,
+                    self._once,
                 )
         except SignatureMismatch as error:
             raise explained(error, self._arguments, args, kwargs) from None
@@ -219,6 +229,8 @@ class TrainingCall:
             StaleGraph: What the forward left was overwritten meanwhile.
             GraphStateError: Autocast is on, or gradients would go where they were not asked for.
         """
+        if not any(map(_is_there, grads)):
+            return [None] * self._width
         slot: Slot = ctx.slot
         ticket: Ticket = ctx.ticket
         if torch.is_autocast_enabled(self._device):
