@@ -29,6 +29,7 @@ WHEELS = ROOT / ".wheels"
 COMPILED = "tensorplay_torch.compiled"
 # The tests of what goes another way where the compiled parts are in use.
 WITH_COMPILED = [
+    "tests/core/test_compiled*.py",
     *(
         f"tests/torch/test_{name}*.py"
         for name in ("callables", "compiled", "finalisers", "graphed")

@@ -7,22 +7,19 @@ torch. ``TENSORPLAY_COMPILED=0`` leaves them out. What each does is what Python 
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch.autograd.graph import increment_version
 
-from .places import ENABLED, library
+from tensorplay_core.compiled.places import ENABLED, library, look_for
 
-__all__ = ["Parts", "parts", "summary", "written"]
+__all__ = ["BUILD", "Parts", "parts", "place", "summary", "written"]
 
-log = logging.getLogger(__name__)
+SOURCES = Path(__file__).parent
 
 
 class Parts(Protocol):
@@ -100,42 +97,16 @@ class Parts(Protocol):
         """Counts a write of each, as ``torch.autograd.graph.increment_version`` does."""
 
 
-def _load() -> Any:
-    if os.environ.get(ENABLED) == "0":
-        return None
-    try:
-        path = library()
-        return load(path) if path.exists() else None
-    except ImportError as error:
-        log.warning("%s cannot be loaded (%s); build it anew: %s --force", path, error, BUILD)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # A user without a home, or one that is not to be read.
-        log.debug("the compiled parts cannot be looked for: %s", error)
-    return None
-
-
 BUILD = "python -m tensorplay_torch.compiled"
 
 
-def load(path: Path) -> Any:
-    """The library at ``path``.
-
-    Raises:
-        ImportError: It does not fit this process.
-    """
-    name = f"{__name__}.parts"
-    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None, "a loader was given"
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    sys.modules[name] = module
-    return module
+def place() -> Path:
+    """Where the library for this torch is, or would be."""
+    sources = [*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]
+    return library("parts", sources, torch.__version__, str(torch.version.git_version))
 
 
-_parts: Parts | None = _load()
+_parts: Parts | None = look_for(f"{__name__}.parts", place, BUILD)
 
 
 def parts() -> Parts | None:

@@ -5,46 +5,35 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
-import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from . import load
-from .places import SOURCES, library
+from tensorplay_core.compiled import __main__ as core
 
-NAME = "parts"
+from . import SOURCES, place
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Builds them unless they are there; 0 if they are in the end."""
+    """Builds them, and core's launch, unless they are there; 0 if they are in the end."""
     parser = argparse.ArgumentParser(
         prog="python -m tensorplay_torch.compiled", description=__doc__
     )
     parser.add_argument("--force", action="store_true", help="build them even if they are there")
     parser.add_argument("--verbose", action="store_true", help="show what the compiler says")
     options = parser.parse_args(arguments)
-    path = library()
-    if options.force or not _loads(path):
-        if (missing := _missing()) is not None:
-            print(f"building the compiled parts: {missing}", file=sys.stderr)
-            return 1
-        try:
-            build(path, verbose=options.verbose)
-            load(path)
-        except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
-            print(f"building the compiled parts for {path} failed: {error}", file=sys.stderr)
-            return 1
-    print(path)
-    return 0
-
-
-def _loads(path: Path) -> bool:
+    if (missing := _missing()) is not None:
+        print(f"building the compiled parts: {missing}", file=sys.stderr)
+        return 1
+    status = core.main(["--force"] if options.force else [])
     try:
-        load(path)
-    except (ImportError, OSError):
-        return False
-    return True
+        path = place()
+    except (OSError, RuntimeError) as error:
+        print(f"there is no place to build in: {error}", file=sys.stderr)
+        return 1
+    verbose = partial(build, verbose=options.verbose)
+    return core.provide(path, verbose, name="parts", force=options.force) or status
 
 
 def _missing() -> str | None:
@@ -64,14 +53,12 @@ def build(path: Path, *, verbose: bool = False) -> None:
     """
     from torch.utils import cpp_extension
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        flags = [] if sys.platform == "win32" else ["-O2"]
         cpp_extension.load(
-            NAME,
+            "parts",
             [str(SOURCES / "module.cpp")],
             build_directory=folder,
-            extra_cflags=flags,
+            extra_cflags=[] if sys.platform == "win32" else ["-O2"],
             extra_include_paths=[str(SOURCES)],
             verbose=verbose,
             is_python_module=False,

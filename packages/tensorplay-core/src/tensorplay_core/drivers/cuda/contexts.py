@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from tensorplay_core import compiled
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 
 from . import floors
@@ -147,6 +148,7 @@ class Contexts:
             facts["cuda-bindings"] = version("cuda-bindings")
         except PackageNotFoundError:  # Bindings from a source tree carry no metadata.
             facts["cuda-bindings"] = "unknown"
+        facts["launch in C"] = compiled.summary()
         attribute = self.native.CUdevice_attribute
         for ordinal in range(self.device_count):
             device = self.cu.cuDeviceGet(ordinal)

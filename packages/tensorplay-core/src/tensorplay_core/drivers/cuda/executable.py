@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tensorplay_core.errors import CaptureInvalidated, GraphStateError
 
 from .conditions import Call, alive, elsewhere, in_context, stale
+from .direct import direct
 from .ending import end
 from .failures import CAPTURE_UNSUPPORTED, INVALID_CONTEXT, failure
 from .order import Order
@@ -83,9 +84,10 @@ class CudaExecutable:
         if template.owned.watched:
             self._call = alive(self.dead, self.subject, self._call)
         self.current = current or _current(work, self.device)
-        self.launch, self.target, self._rebind = _launcher(
+        launch, self.target, rebind = _launcher(
             work, native, self._call, self.turn, self.current, self
         )
+        self.launch, self._rebind = direct(work, self, launch, rebind)
         self._finish = self._finaliser()
 
     def __repr__(self) -> str:
@@ -113,6 +115,10 @@ class CudaExecutable:
                 self._call = self._order.around(self._call, self.native)
                 self._rebind(self._call)
             return self._order
+
+    def plain(self) -> bool:
+        """True if a launch needs nothing but the driver's own call."""
+        return self._call is self._work.hot.launch
 
     def divert(self, call: Call | None) -> None:
         """Lets launches go through ``call(native, target) -> (code,)``; None ends that.
@@ -231,8 +237,7 @@ class CudaExecutable:
             self.closed = True
             self._rebind(refuse)
         # Without its closures the object is no cycle, and goes when its last user does.
-        self.launch = refuse
-        self.target = refuse
+        self.launch = self.target = self._rebind = refuse
         for dependent in list(self.dependents):
             dependent.close()
         if idle and (finish := self._finish.detach()) is not None:

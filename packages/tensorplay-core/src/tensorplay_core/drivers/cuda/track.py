@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import kernels as ptx
+from .addresses import address
 from .launchers import Embedded
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ __all__ = ["FUNCTIONS", "Track", "functions", "track"]
 
 FUNCTIONS = ("cuGraphLaunch", "cuGraphExecKernelNodeSetParams", "cuStreamIsCapturing")
 """The driver's functions that a launch on a track calls, in order."""
-
-_VERSION = 12040
 
 
 class Track(NamedTuple):
@@ -87,8 +86,4 @@ def track(staged: StagedLaunch) -> Track | None:
 
 def functions(work: Work) -> tuple[int, ...]:
     """The addresses of ``FUNCTIONS``."""
-    flags = work.native.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-    return tuple(
-        int(work.cu.cuGetProcAddress(name.encode(), _VERSION, flags, about=name)[0])
-        for name in FUNCTIONS
-    )
+    return tuple(address(work, name) for name in FUNCTIONS)

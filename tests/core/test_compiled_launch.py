@@ -1,0 +1,221 @@
+"""The launch in C does what Python's does, or leaves it to that."""
+
+import ctypes
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorplay_core import compiled
+from tensorplay_core.drivers.cuda.direct import direct
+from tensorplay_core.drivers.cuda.streams import handle_of
+from tensorplay_core.drivers.cuda.turn import Turn
+
+BUILT = compiled.launch_type()
+
+pytestmark = pytest.mark.skipif(BUILT is None, reason=f"the launch in C is {compiled.summary()}")
+
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+EXECUTABLE = 0x7F00_0000_1000
+
+
+class Stream:
+    """What counts as a stream."""
+
+    def __init__(self, handle: int) -> None:
+        self.__cuda_stream__ = lambda: (0, handle)
+
+
+class Launches:
+    """A launch in C over a fake driver."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.long_way: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.code, self.current = 0, 3
+        self.turn = Turn()
+        self.during: Callable[[], object] = lambda: None
+        self.function = FUNCTION(self.driver)
+        assert BUILT is not None
+        address = ctypes.cast(self.function, ctypes.c_void_p).value
+        self.launch: Any = BUILT(
+            self.python,
+            EXECUTABLE,
+            self.turn.take,
+            self.turn.give,
+            lambda: self.current,
+            handle_of,
+            address or 0,
+        )
+
+    def driver(self, executable: int, stream: int | None) -> int:
+        self.calls.append((executable, stream or 0))
+        self.during()
+        return self.code
+
+    def python(self, *args: Any, **kwargs: Any) -> str:
+        self.long_way.append((args, kwargs))
+        return "by Python"
+
+
+def test_it_goes_to_the_current_stream_or_to_the_one_named() -> None:
+    made, stream = Launches(), Stream(9)
+    for call in (
+        lambda: made.launch(),
+        lambda: made.launch(None),
+        lambda: made.launch(stream=None),
+        lambda: made.launch(stream),
+        lambda: made.launch(stream),
+        lambda: made.launch(stream=stream),
+        lambda: made.launch(7),
+        lambda: made.launch(stream=0),
+        lambda: made.launch(1 << 47),
+    ):
+        assert call() is None
+    assert made.calls == [(EXECUTABLE, one) for one in (3, 3, 3, 9, 9, 9, 7, 0, 1 << 47)]
+    made.current = 4
+    made.launch()
+    assert made.calls[-1] == (EXECUTABLE, 4)
+    assert made.long_way == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((-1,), {}), ((1 << 70,), {}), ((True,), {}), (("x",), {}), ((1, 2), {}), ((), {"where": 1}),
+     ((1,), {"stream": 2}), ((object(),), {})],
+)  # fmt: skip
+def test_what_is_no_stream_is_left_to_python(args: Any, kwargs: Any) -> None:
+    made = Launches()
+    assert made.launch(*args, **kwargs) == "by Python"
+    assert made.long_way == [(args, kwargs)]
+    assert made.calls == []
+    made.turn.take()
+
+
+def test_a_failing_look_at_the_current_stream_is_left_to_python() -> None:
+    made = Launches()
+    made.current = None  # type: ignore[assignment]
+    assert made.launch() == "by Python"
+    made.turn.take()
+
+
+@pytest.mark.parametrize("code", [1, 201, 700])
+def test_a_failed_launch_is_left_to_python(code: int) -> None:
+    made = Launches()
+    made.code = code
+    assert made.launch(5) == "by Python"
+    assert (made.calls, made.long_way) == ([(EXECUTABLE, 5)], [((5,), {})])
+    made.turn.take()
+
+
+def test_a_turn_that_is_taken_is_waited_for_by_python() -> None:
+    made = Launches()
+    made.turn.take()
+    assert made.launch() == "by Python"
+    assert made.calls == []
+
+
+def test_the_turn_is_taken_meanwhile_and_given_back() -> None:
+    made, seen = Launches(), []
+
+    def during() -> None:
+        try:
+            made.turn.take()
+        except IndexError:
+            seen.append("taken")
+
+    made.during = during
+    made.launch()
+    made.turn.take()
+    assert seen == ["taken"]
+
+
+def test_other_threads_run_meanwhile() -> None:
+    made, going = Launches(), threading.Event()
+
+    def during() -> None:
+        assert going.wait(10)
+
+    made.during = during
+    thread = threading.Thread(target=made.launch)
+    thread.start()
+    time.sleep(0)
+    going.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_is_not_plain_is_python_s() -> None:
+    made = Launches()
+    assert made.launch.plain is True
+    made.launch.plain = False
+    assert made.launch() == "by Python"
+    assert made.calls == []
+    made.launch.plain = True
+    made.launch()
+    assert len(made.calls) == 1
+
+
+def test_who_looks_for_the_stream_may_end_it() -> None:
+    made = Launches()
+
+    class Odd:
+        @property
+        def __cuda_stream__(self) -> tuple[int, int]:
+            made.launch.plain = False
+            return 0, 5
+
+    assert made.launch(Odd()) == "by Python"
+    assert made.calls == []
+
+
+def test_it_holds_nothing_beyond_itself() -> None:
+    made, stream = Launches(), Stream(9)
+    made.launch(stream)
+    gone, launch = weakref.ref(stream), made.launch
+    del stream
+    assert gone() is not None
+    made.cycle = launch  # type: ignore[attr-defined]
+    ended = weakref.ref(made)
+    del made, launch
+    gc.collect()
+    assert gone() is None
+    assert ended() is None
+
+
+@pytest.mark.parametrize("arguments", [(), (print,), (print, "1", print, print, print, print, 1)])
+def test_other_arguments_are_refused(arguments: Any) -> None:
+    assert BUILT is not None
+    with pytest.raises(TypeError):
+        BUILT(*arguments)
+
+
+def test_an_executable_s_launch_is_in_c_while_it_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, rebound = Launches(), []
+    address = ctypes.cast(made.function, ctypes.c_void_p).value
+    plain, other = object(), object()
+    work: Any = SimpleNamespace(
+        hot=SimpleNamespace(handle=int, launch=plain),
+        native=SimpleNamespace(
+            CUdriverProcAddress_flags=SimpleNamespace(CU_GET_PROC_ADDRESS_DEFAULT=0)
+        ),
+        cu=SimpleNamespace(cuGetProcAddress=lambda *_, about: (address, 0)),
+    )
+    executable: Any = SimpleNamespace(
+        native=EXECUTABLE, turn=made.turn, current=lambda: 3, target=handle_of, plain=lambda: True
+    )
+    launch, rebind = direct(work, executable, made.python, rebound.append)
+    launch()
+    assert made.calls == [(EXECUTABLE, 3)]
+    rebind(other)  # type: ignore[arg-type]
+    assert launch() == "by Python"  # type: ignore[func-returns-value]
+    rebind(plain)  # type: ignore[arg-type]
+    launch()
+    assert (len(made.calls), rebound) == (2, [other, plain])
+    work.hot.handle = list
+    assert direct(work, executable, made.python, rebound.append)[0] == made.python
