@@ -18,6 +18,10 @@ from timing import Timing
 
 Record = dict[str, Any]
 MEBI = 2**20
+COMPILED = {
+    "launch in C": "tensorplay_core.compiled",
+    "compiled parts": "tensorplay_torch.compiled",
+}
 PACKAGES = (
     "tensorplay-core",
     "torch",
@@ -113,8 +117,9 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if compiled := sys.modules.get("tensorplay_torch.compiled"):
-        found["compiled parts"] = compiled.summary()
+    for name, module in COMPILED.items():
+        if compiled := sys.modules.get(module):
+            found[name] = compiled.summary()
     if lines := _lines("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"):
         found["driver"] = lines[0]
     here = str(pathlib.Path(__file__).parent)
