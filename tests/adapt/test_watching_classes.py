@@ -42,6 +42,17 @@ def test_attributes_that_a_parents_forward_reads(twins, device):
         pair.step(*pair.batch())
 
 
+def test_a_module_of_another_class(twins, device):
+    pair = twins(sgd, model=Plain, device=device)
+    pair.run(2)
+    pair.ours.model.__class__ = Below
+    with pytest.raises(StaleGraph, match="the class of the module is Below, was Plain"):
+        pair.step(*pair.batch())
+    pair.ours.model.__class__ = Plain
+    assert pair.step.stale == ()
+    pair.step(*pair.batch())
+
+
 def test_a_global_of_an_attributes_name_is_none_that_is_read(twins, device, monkeypatch):
     pair = twins(sgd, model=Plain, device=device)
     pair.run(2)

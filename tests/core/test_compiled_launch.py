@@ -15,6 +15,7 @@ from tensorplay_core import compiled
 from tensorplay_core.drivers.cuda.direct import direct
 from tensorplay_core.drivers.cuda.streams import handle_of
 from tensorplay_core.drivers.cuda.turn import Turn
+from tensorplay_core.errors import TensorplayError
 
 BUILT = compiled.launch_type()
 
@@ -37,6 +38,7 @@ class Launches:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
         self.long_way: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.failures: list[tuple[int, int]] = []
         self.code, self.current = 0, 3
         self.turn = Turn()
         self.during: Callable[[], object] = lambda: None
@@ -50,6 +52,7 @@ class Launches:
             self.turn.give,
             lambda: self.current,
             handle_of,
+            self.failed,
             address or 0,
         )
 
@@ -57,6 +60,10 @@ class Launches:
         self.calls.append((executable, stream or 0))
         self.during()
         return self.code
+
+    def failed(self, code: int, handle: int) -> str:
+        self.failures.append((code, handle))
+        return "failed"
 
     def python(self, *args: Any, **kwargs: Any) -> str:
         self.long_way.append((args, kwargs))
@@ -86,10 +93,9 @@ def test_it_goes_to_the_current_stream_or_to_the_one_named() -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [((-1,), {}), ((1 << 70,), {}), ((True,), {}), (("x",), {}), ((1, 2), {}), ((), {"where": 1}),
-     ((1,), {"stream": 2}), ((object(),), {})],
-)  # fmt: skip
-def test_what_is_no_stream_is_left_to_python(args: Any, kwargs: Any) -> None:
+    [((-1,), {}), ((1 << 70,), {}), ((1, 2), {}), ((), {"where": 1}), ((1,), {"stream": 2})],
+)
+def test_other_calls_are_left_to_python(args: Any, kwargs: Any) -> None:
     made = Launches()
     assert made.launch(*args, **kwargs) == "by Python"
     assert made.long_way == [(args, kwargs)]
@@ -97,19 +103,54 @@ def test_what_is_no_stream_is_left_to_python(args: Any, kwargs: Any) -> None:
     made.turn.take()
 
 
-def test_a_failing_look_at_the_current_stream_is_left_to_python() -> None:
+def test_what_is_no_number_is_left_to_python() -> None:
     made = Launches()
     made.current = None  # type: ignore[assignment]
     assert made.launch() == "by Python"
     made.turn.take()
 
 
+@pytest.mark.parametrize("given", [True, "x", object()])
+def test_what_is_no_stream_is_refused(given: Any) -> None:
+    made = Launches()
+    with pytest.raises(TensorplayError):
+        made.launch(given)
+    assert (made.calls, made.long_way) == ([], [])
+    made.turn.take()
+
+
+def test_an_interrupt_while_the_stream_is_looked_for_comes_out() -> None:
+    made = Launches()
+
+    class Interrupted:
+        @property
+        def __cuda_stream__(self) -> object:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.launch(Interrupted())
+    made.turn.take()
+
+
+def test_a_launch_by_a_stream_that_goes_is_on_its_own_stream() -> None:
+    made = Launches()
+
+    class Going(Stream):
+        def __del__(self) -> None:
+            made.launch(kept)
+
+    kept = Stream(222)
+    made.launch(Going(111))
+    made.launch(kept)
+    assert [stream for _, stream in made.calls] == [111, 222, 222]
+
+
 @pytest.mark.parametrize("code", [1, 201, 700])
-def test_a_failed_launch_is_left_to_python(code: int) -> None:
+def test_a_failed_launch_is_python_s_to_mend(code: int) -> None:
     made = Launches()
     made.code = code
-    assert made.launch(5) == "by Python"
-    assert (made.calls, made.long_way) == ([(EXECUTABLE, 5)], [((5,), {})])
+    assert made.launch(5) == "failed"
+    assert (made.calls, made.failures) == ([(EXECUTABLE, 5)], [(code, 5)])
     made.turn.take()
 
 
@@ -209,7 +250,8 @@ def test_an_executable_s_launch_is_in_c_while_it_is_plain(monkeypatch: pytest.Mo
     executable: Any = SimpleNamespace(
         native=EXECUTABLE, turn=made.turn, current=lambda: 3, target=handle_of, plain=lambda: True
     )
-    launch, rebind = direct(work, executable, made.python, rebound.append)
+    failed: Any = made.failed
+    launch, rebind = direct(work, executable, made.python, rebound.append, failed)
     launch()
     assert made.calls == [(EXECUTABLE, 3)]
     rebind(other)  # type: ignore[arg-type]
@@ -218,4 +260,4 @@ def test_an_executable_s_launch_is_in_c_while_it_is_plain(monkeypatch: pytest.Mo
     launch()
     assert (len(made.calls), rebound) == (2, [other, plain])
     work.hot.handle = list
-    assert direct(work, executable, made.python, rebound.append)[0] == made.python
+    assert direct(work, executable, made.python, rebound.append, failed)[0] == made.python

@@ -96,7 +96,7 @@ class Launches:
             mended=lambda code: code == 201 and self.mend(), fail=self.fail
         )
         work: Any = SimpleNamespace(hot=hot)
-        self.launch, self.target, self.rebind = _launcher(
+        self.launch, self.target, self.rebind, _ = _launcher(
             work, "exec", self.call, self.turn, lambda: self.current, executable
         )
 

@@ -304,6 +304,32 @@ def test_what_is_asked_for_after_a_backward_is_refused(device, ask):
     assert all(map(torch.equal, before, [one.grad for one in module.parameters()]))
 
 
+@pytest.mark.parametrize("how", ["a hook", "a callback"])
+def test_a_backward_that_failed_leaves_nothing_to_ask_for(device, how):
+    """Its gradients may be there in part, as eager's; asking for them again is refused."""
+
+    class Odd(Exception):
+        pass
+
+    def fail(*_):
+        raise Odd
+
+    def call_back(grad):
+        torch.autograd.Variable._execution_engine.queue_callback(fail)
+
+    module = tp.make_graphed_callables(mlp(device), (leaf(device),))
+    x = leaf(device)
+    y = module(x)
+    x.register_hook(fail) if how == "a hook" else y.register_hook(call_back)
+    with pytest.raises(Odd):
+        y.sum().backward()
+    x._backward_hooks = None
+    with pytest.raises(tp.StaleGraph):
+        torch.autograd.grad(y.sum(), [module[0].weight], allow_unused=True)
+    with pytest.raises(tp.StaleGraph):
+        y.sum().backward(inputs=[module[0].weight])
+
+
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch is older than 2.10")
 def test_a_gradient_may_have_another_dtype(device):
     eager = mlp(device)

@@ -258,3 +258,16 @@ def test_parameters_that_change_names_are_noticed(device, grad):
         with pytest.raises(tp.StaleGraph):
             for _ in range(4):
                 module(x)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_another_forward_of_a_library_s_module_is_noticed(device, place):
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).to(device)
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    tp.make_graphed_callables(module, (x,))
+    module(x)
+    before = module[place].forward
+    module[place].forward = lambda x: before(x) + 1
+    with pytest.raises(tp.StaleGraph, match="forward"):
+        for _ in range(10):
+            module(x)

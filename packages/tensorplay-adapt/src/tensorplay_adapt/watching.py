@@ -106,13 +106,15 @@ class Watching:
         others = [one for one in found if not _is_simple(one.value)]
         self._turns = list(binding_entries([*others, *moving]))
         self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
+        self._kinds = {path: type(one) for path, one in self._owners.items()}
         self._dtype = torch.get_default_dtype()
         self._hooks = dict(self._hooked())
         self.note()
 
     def note(self) -> None:
         """Takes what does not matter as it is now, so that the next look is short again."""
-        dicts = [vars(one) for one in self._owners.values()]
+        owners = list(self._owners.values())
+        dicts, kinds = list(map(vars, owners)), list(self._kinds.values())
         # Objects with attributes of the same names are looked at by one loop.
         alike: dict[tuple[str, ...], list[tuple[dict[str, Any], Any]]] = {}
         for attributes, constants in zip(dicts, self._constants.values(), strict=True):
@@ -154,6 +156,7 @@ class Watching:
                 return False
             return (
                 (same() or equal())
+                and list(map(type, owners)) == kinds
                 and (not reads or all(map(is_, map(call, reads), bound)))
                 and (turn is None or not turn().changed)
                 and (not present or all(len(hooks) == size for hooks, size in present))
@@ -175,6 +178,10 @@ class Watching:
                 now = vars(owner)[name]
                 said = repr(now)[:60] if _printable(now) else f"a {type(now).__name__}"
                 yield f"{path}.{name} is {said}, was not there"
+        for path, kind in self._kinds.items():
+            if type(self._owners[path]) is not kind:
+                now = type(self._owners[path]).__name__
+                yield f"the class of {path} is {now}, was {kind.__name__}"
         for path, names in self._shadows.items():
             for name in names & vars(self._owners[path]).keys():
                 yield f"{path}.{name} is set, and hides that of its class"

@@ -36,15 +36,17 @@ LaunchType = Callable[
         Callable[[None], object],
         Callable[[], int],
         Callable[[object], Any],
+        Callable[[Any, Any], None],
         int,
     ],
     Launch,
 ]
-"""``(python, native, take, give, current, target, function)``.
+"""``(python, native, take, give, current, target, failed, function)``.
 
 ``python`` is the launch in Python, which serves what is unusual; ``native`` the handle of the
 executable; ``take`` and ``give`` those of its turn; ``current`` returns the handle of the current
-stream, ``target`` that of a stream; ``function`` is the address of ``cuGraphLaunch``.
+stream, ``target`` that of a stream; ``failed(code, handle)`` serves a launch that the driver
+refused; ``function`` is the address of ``cuGraphLaunch``.
 """
 
 

@@ -1,9 +1,10 @@
 /* The launch of an executable in the common case, with no frame of Python's around it.
  *
- * Launch(python, native, take, give, current, function) is called as `python(stream=None)` is, and
- * does what that does: it takes the turn, calls the driver, gives the turn back. Whatever is unusual
- * goes to `python`, with nothing done: a turn that somebody else has, a stream that is not known yet
- * and no plain integer, a code that the driver returns, and all calls while `plain` is false.
+ * Launch(python, native, take, give, current, target, failed, function) is called as
+ * `python(stream=None)` is, and does what that does: it takes the turn, calls the driver, gives the
+ * turn back. What is unusual goes to `python`, with nothing done: a turn that somebody else has, other
+ * arguments, and all calls while `plain` is false. A code of the driver's goes to `failed(code,
+ * handle)`, errors of `current()` and `target(stream)` to the caller.
  *
  * Between taking the turn and giving it back this thread runs no Python.
  */
@@ -18,7 +19,7 @@ typedef int (*Function)(void *executable, void *stream);
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *python, *take, *give, *current, *target;
+    PyObject *python, *take, *give, *current, *target, *failed;
     PyObject *known; /* the last stream object, whose handle is `handle` */
     void *handle, *native;
     Function function;
@@ -34,7 +35,7 @@ the_long_way(Launch *self, PyObject *const *args, size_t nargsf, PyObject *names
     return PyObject_Vectorcall(self->python, args, nargsf, names);
 }
 
-/* The handle of a stream; 0 with *unknown set where only Python can tell. Never with an error set. */
+/* The handle of a stream; 0 with *unknown set where only Python can tell, or with an error set. */
 static void *
 handle_of(Launch *self, PyObject *stream, int *unknown)
 {
@@ -49,9 +50,10 @@ handle_of(Launch *self, PyObject *stream, int *unknown)
     else
         /* Python's own look at it, which raises for what is no stream. */
         number = PyObject_CallOneArg(self->target, stream);
-    if (number == NULL || !PyLong_Check(number)) {
-        Py_XDECREF(number);
-        PyErr_Clear();
+    if (number == NULL)
+        return NULL;
+    if (!PyLong_Check(number)) {
+        Py_DECREF(number);
         *unknown = 1;
         return NULL;
     }
@@ -63,8 +65,11 @@ handle_of(Launch *self, PyObject *stream, int *unknown)
         return NULL;
     }
     if (stream != NULL && stream != Py_None && !PyLong_CheckExact(stream)) {
-        Py_XSETREF(self->known, Py_NewRef(stream));
+        /* In this order: what goes may run code, which may launch. */
+        PyObject *before = self->known;
+        self->known = Py_NewRef(stream);
         self->handle = handle;
+        Py_XDECREF(before);
     }
     return handle;
 }
@@ -89,6 +94,8 @@ launch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *na
     if (!self->plain)
         return the_long_way(self, args, nargsf, names);
     handle = handle_of(self, stream, &unknown);
+    if (handle == NULL && PyErr_Occurred())
+        return NULL;
     /* Code that this ran may have closed it. */
     if (unknown || !self->plain)
         return the_long_way(self, args, nargsf, names);
@@ -99,10 +106,9 @@ launch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *na
     }
     Py_DECREF(turn);
     /* Whoever changes or closes it does so in a turn. */
-    if (!self->plain) {
-        code = -1;
-    }
-    else {
+    code = 0;
+    unknown = !self->plain;
+    if (!unknown) {
         /* A full queue makes the driver wait, for work that may need Python to go on. */
         Py_BEGIN_ALLOW_THREADS
         code = function(native, handle);
@@ -112,18 +118,20 @@ launch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *na
     if (turn == NULL)
         return NULL;
     Py_DECREF(turn);
-    if (code != 0)
+    if (unknown)
         return the_long_way(self, args, nargsf, names);
+    if (code != 0)
+        return PyObject_CallFunction(self->failed, "iN", code, PyLong_FromVoidPtr(handle));
     Py_RETURN_NONE;
 }
 
 static PyObject *
 launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *python, *native, *take, *give, *current, *target, *function;
+    PyObject *python, *native, *take, *give, *current, *target, *failed, *function;
     Launch *self;
-    if (!PyArg_ParseTuple(args, "OO!OOOOO!:Launch", &python, &PyLong_Type, &native, &take, &give,
-                          &current, &target, &PyLong_Type, &function))
+    if (!PyArg_ParseTuple(args, "OO!OOOOOO!:Launch", &python, &PyLong_Type, &native, &take, &give,
+                          &current, &target, &failed, &PyLong_Type, &function))
         return NULL;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "Launch takes no keywords");
@@ -138,6 +146,7 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->give = Py_NewRef(give);
     self->current = Py_NewRef(current);
     self->target = Py_NewRef(target);
+    self->failed = Py_NewRef(failed);
     self->native = PyLong_AsVoidPtr(native);
     self->function = (Function)PyLong_AsVoidPtr(function);
     self->plain = 1;
@@ -158,6 +167,7 @@ launch_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->give);
     Py_VISIT(self->current);
     Py_VISIT(self->target);
+    Py_VISIT(self->failed);
     Py_VISIT(self->known);
     return 0;
 }
@@ -182,6 +192,7 @@ launch_destroy(PyObject *object)
     Py_XDECREF(self->give);
     Py_XDECREF(self->current);
     Py_XDECREF(self->target);
+    Py_XDECREF(self->failed);
     Py_XDECREF(self->known);
     type->tp_free(object);
     Py_DECREF(type);

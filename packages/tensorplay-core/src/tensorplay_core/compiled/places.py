@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def library(name: str, sources: Iterable[Path], *made_of: str) -> Path:
         OSError: The sources cannot be read.
         RuntimeError: The user has no home.
     """
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     key = hashlib.sha256()
     for one in (name, suffix, sys.platform, *made_of):
         key.update(f"{one}\n".encode())

@@ -71,15 +71,15 @@ struct GraphedCallBackward : torch::autograd::Node {
         flowing += results[place].defined();
       }
     }
-    // What follows this node is how the engine knows that work was done on its stream: a node that
-    // a gradient goes to; or nothing at all, which makes this one the last.
-    if (others > 0 && flowing == 0 && !places.empty()) places.pop_back();
+    // Where a gradient goes on from here, code that runs later in this backward may look back.
+    if (flowing > 0) return;
+    // What follows this node is how the engine knows that work was done on its stream: another
+    // node; or nothing at all, which makes this one the last.
+    if (others > 0 && !places.empty()) places.pop_back();
     if (places.empty()) return;
-    // Who asks for the node later finds it as it was.
+    // Who asks for the node after this backward, however that ends, finds it as it was.
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [node = getptr(), this, edges = next_edges_]() mutable {
-          next_edges_ = std::move(edges);
-        });
+        [edges = std::make_shared<Edges>(this)] {});
     std::vector<at::Tensor> sums, summands;
     for (size_t place : places) {
       at::Tensor& one = results[place];
@@ -106,6 +106,20 @@ struct GraphedCallBackward : torch::autograd::Node {
       results.clear();
     }
   }
+
+  // The edges of a node, which it has again when this goes.
+  struct Edges {
+    explicit Edges(GraphedCallBackward* node)
+        : node_(node->getptr()), of_(node), edges_(node->next_edges_) {}
+    Edges(const Edges&) = delete;
+    Edges& operator=(const Edges&) = delete;
+    ~Edges() { of_->next_edges_ = std::move(edges_); }
+
+   private:
+    decltype(std::declval<torch::autograd::Node>().getptr()) node_;
+    GraphedCallBackward* of_;
+    torch::autograd::edge_list edges_;
+  };
 
   // True for at least one, if no two share memory: those would be added to one after the other.
   static bool apart(const std::vector<at::Tensor>& sums) {

@@ -249,7 +249,7 @@ def absent_of(module: nn.Module) -> frozenset[str]:
     Code may ask whether they are there, and names of the class may be hidden by them.
     """
     if is_library(type(module).__module__):
-        return frozenset()
+        return frozenset({"forward"} - vars(module).keys())
     return frozenset({"forward", *Mentioned(module, "forward").read} - vars(module).keys())
 
 

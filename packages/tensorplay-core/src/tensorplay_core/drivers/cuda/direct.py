@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.compiled import launch_type
 
@@ -22,6 +22,7 @@ def direct(
     executable: CudaExecutable,
     launch: Callable[..., None],
     rebind: Callable[[Call], None],
+    failed: Callable[[Any, Any], None],
 ) -> tuple[Callable[..., None], Callable[[Call], None]]:
     """``launch`` and ``rebind`` of an executable, in C while it launches by the driver's own call.
 
@@ -38,6 +39,7 @@ def direct(
         executable.turn.give,
         executable.current,
         executable.target,
+        failed,
         address(work, "cuGraphLaunch"),
     )
     made.plain = executable.plain()

@@ -84,10 +84,10 @@ class CudaExecutable:
         if template.owned.watched:
             self._call = alive(self.dead, self.subject, self._call)
         self.current = current or _current(work, self.device)
-        launch, self.target, rebind = _launcher(
+        launch, self.target, rebind, failed = _launcher(
             work, native, self._call, self.turn, self.current, self
         )
-        self.launch, self._rebind = direct(work, self, launch, rebind)
+        self.launch, self._rebind = direct(work, self, launch, rebind, failed)
         self._finish = self._finaliser()
 
     def __repr__(self) -> str:
@@ -255,8 +255,13 @@ def _launcher(
     turn: Turn,
     current: Callable[[], int],
     executable: CudaExecutable,
-) -> tuple[Callable[..., None], Callable[[object], Any], Callable[[Call], None]]:
-    """``launch``, ``target``, and what changes the call that ``launch`` makes.
+) -> tuple[
+    Callable[..., None],
+    Callable[[object], Any],
+    Callable[[Call], None],
+    Callable[[Any, Any], None],
+]:
+    """``launch``, ``target``, what changes the call that ``launch`` makes, what its failures go to.
 
     All that ``launch`` uses is local to this function: it is the whole cost of a replay beside the
     driver's own, and an attribute look-up is a hundredth of that.
@@ -311,7 +316,7 @@ def _launcher(
         nonlocal call
         call = changed
 
-    return launch, target, rebind
+    return launch, target, rebind, failed
 
 
 def _current(work: Work, device: CudaDevice) -> Callable[[], int]:
