@@ -103,10 +103,38 @@ def test_other_calls_are_left_to_python(args: Any, kwargs: Any) -> None:
     made.turn.take()
 
 
-def test_what_is_no_number_is_left_to_python() -> None:
+def test_the_current_stream_may_be_an_object() -> None:
+    made, asked = Launches(), []
+    first, second = Stream(5), Stream(6)
+
+    def look(stream: Any) -> int:
+        asked.append(stream)
+        return handle_of(stream)
+
+    assert BUILT is not None
+    address = ctypes.cast(made.function, ctypes.c_void_p).value or 0
+    launch = BUILT(
+        made.python,
+        EXECUTABLE,
+        made.turn.take,
+        made.turn.give,
+        lambda: made.current,
+        look,
+        made.failed,
+        address,
+    )
+    for stream in (first, first, second, first):
+        made.current = stream  # type: ignore[assignment]
+        launch()
+    assert [handle for _, handle in made.calls] == [5, 5, 6, 5]
+    assert asked == [first, second, first]
+
+
+def test_a_current_stream_that_is_none_is_refused() -> None:
     made = Launches()
-    made.current = None  # type: ignore[assignment]
-    assert made.launch() == "by Python"
+    made.current = "x"  # type: ignore[assignment]
+    with pytest.raises(TensorplayError):
+        made.launch()
     made.turn.take()
 
 

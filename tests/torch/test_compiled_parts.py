@@ -154,7 +154,7 @@ def test_what_moved_is_seen(parts, change):
 
 def test_the_same_objects(parts):
     first, second = [1], {"a": 1.5, "b": [2]}
-    same = parts.Same([first, second], [({"x": 1}, ("x", "y"))], [])
+    same = parts.Same([first, second], [({"x": 1}, ("x", "y"))], [], [])
     assert same()
     second["b"] = [2]
     assert not same()
@@ -166,9 +166,9 @@ def test_any_change_of_a_dict_is_seen(entries, data):
     assert BUILT is not None
     held = {key: [value] for key, value in entries.items()}
     names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True))
-    whole = BUILT.Same([held], [], [])
-    parts = BUILT.Same([], [(held, tuple(names))], [])
-    sized = BUILT.Same([], [], [held])
+    whole = BUILT.Same([held], [], [], [])
+    parts = BUILT.Same([], [(held, tuple(names))], [], [])
+    sized = BUILT.Same([], [], [held], [])
     before = dict(held)
     order = list(held)
     for key in data.draw(st.lists(st.sampled_from("abcdef"), max_size=3)):
@@ -190,17 +190,17 @@ def test_any_change_of_a_dict_is_seen(entries, data):
 def test_keys_count_and_their_order_does(parts):
     first, second = object(), object()
     held = {"a": first, "b": second}
-    same = parts.Same([held], [], [])
+    same = parts.Same([held], [], [], [])
     held.clear()
     held.update(b=first, a=second)
     assert not same()
     # Whose order this is not, is left to Python.
-    assert not parts.Same([collections.OrderedDict(a=first)], [], [])()
+    assert not parts.Same([collections.OrderedDict(a=first)], [], [], [])()
 
 
 def test_changes_of_a_list_are_seen(parts):
     held = [object(), object()]
-    same = parts.Same([held], [], [])
+    same = parts.Same([held], [], [], [])
     assert same()
     held.reverse()
     assert not same()
@@ -210,8 +210,33 @@ def test_changes_of_a_list_are_seen(parts):
     assert not same()
 
 
+def test_another_class_is_seen(parts):
+    class First:
+        pass
+
+    class Second(First):
+        pass
+
+    one = First()
+    same = parts.Same([], [], [], [one, 1])
+    assert same()
+    one.__class__ = Second
+    assert not same()
+    one.__class__ = First
+    assert same()
+
+
 @pytest.mark.parametrize(
-    "arguments", [(), ([],), ([1], [], []), ([], [1], []), ([], [({}, 1)], []), ([], [], [[]])]
+    "arguments",
+    [
+        (),
+        ([],),
+        ([1], [], [], []),
+        ([], [1], [], []),
+        ([], [({}, 1)], [], []),
+        ([], [], [[]], []),
+        ([], [], [], 1),
+    ],
 )
 def test_what_is_neither_list_nor_dict_is_refused(parts, arguments):
     with pytest.raises(TypeError):
@@ -228,7 +253,7 @@ class Thing:
 def test_what_parts_hold_goes_with_them(parts):
     thing = Thing()
     held = {"thing": thing}
-    held["same"] = parts.Same([held], [(held, ("thing",))], [])
+    held["same"] = parts.Same([held], [(held, ("thing",))], [], [])
     gone = weakref.ref(thing)
     del thing, held
     gc.collect()
@@ -262,7 +287,7 @@ def test_nothing_is_leaked(parts):
         out.sum().backward()
         parts.Forms([x])([y])
         parts.Unmoved([x, y])()
-        parts.Same([[marker]], [({"a": marker}, ("a", "b"))], [{}])()
+        parts.Same([[marker]], [({"a": marker}, ("a", "b"))], [{}], [marker])()
         parts.versions([x, y])
         parts.aliases([y])
     del out

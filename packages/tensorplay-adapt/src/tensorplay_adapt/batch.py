@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, SignatureMismatch
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.resources.arrays import like
 from tensorplay_torch.resources.signatures import compare
 from tensorplay_torch.structure import structure_of
@@ -45,6 +46,8 @@ class Batch:
         ]
         self._pick = itemgetter(*self._places) if len(self._places) > 1 else None
         self._plain = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+        # The compiled check tells nested tensors by itself.
+        self._told = parts() is not None
         self.tensors: list[torch.Tensor] = [leaves[n] for n in self._places]
         self._put(self.tensors)
 
@@ -95,6 +98,8 @@ class Batch:
             SignatureMismatch: It is built otherwise, or a constant differs.
         """
         if self._plain:
+            if self._told:
+                return inputs, targets
             if _is_nested(inputs) or _is_nested(targets):
                 raise self.mismatch(inputs, targets)
             return inputs, targets

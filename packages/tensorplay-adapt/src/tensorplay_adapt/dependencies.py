@@ -162,7 +162,7 @@ class Dependencies:
         if compiled is None or not attributes.keys() >= OF_OPTIMIZERS:
             return None
         whole = [*self._dicts.values(), *self._lists, self._groups, self._state]
-        return compiled.Same(whole, [(attributes, tuple(OF_OPTIMIZERS))], [])
+        return compiled.Same(whole, [(attributes, tuple(OF_OPTIMIZERS))], [], [])
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""

@@ -65,7 +65,7 @@ class Groups:
         ]
         self._contents = list(map(_held, self._lists))
         compiled, groups = parts(), self._optimizer.param_groups
-        self._same = self._views_hold if compiled is None else compiled.Same(groups, [], [])
+        self._same = self._views_hold if compiled is None else compiled.Same(groups, [], [], [])
 
     def unchanged(self) -> bool:
         """True if every entry of the groups is the very object that it was."""

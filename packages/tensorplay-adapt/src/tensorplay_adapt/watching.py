@@ -144,19 +144,18 @@ class Watching:
                         return False
             except (KeyError, RuntimeError):  # It is gone, or a tensor of several elements.
                 return False
-            return list(map(len, dicts)) == lengths
+            return list(map(len, dicts)) == lengths and list(map(type, owners)) == kinds
 
         compiled = parts()
         named = list(zip(dicts, map(tuple, self._constants.values()), strict=True))
         # Without compiled parts, or where something equal took another's place.
-        same = bool if compiled is None else compiled.Same([], named, dicts)
+        same = bool if compiled is None else compiled.Same([], named, dicts, owners)
 
         def unchanged() -> bool:
             if handles.next_id != registered or default_dtype() is not dtype:
                 return False
             return (
                 (same() or equal())
-                and list(map(type, owners)) == kinds
                 and (not reads or all(map(is_, map(call, reads), bound)))
                 and (turn is None or not turn().changed)
                 and (not present or all(len(hooks) == size for hooks, size in present))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import cupy
@@ -60,6 +61,8 @@ def current_of(device: int) -> Callable[[], int]:
     def current() -> int:
         return get(device).ptr  # type: ignore[no-any-return]
 
+    # For launches without a frame of Python's, which know the handle of a stream that they had.
+    current.stream = partial(get, device)  # type: ignore[attr-defined]
     return current
 
 

@@ -34,7 +34,7 @@ LaunchType = Callable[
         int,
         Callable[[], object],
         Callable[[None], object],
-        Callable[[], int],
+        Callable[[], object],
         Callable[[object], Any],
         Callable[[Any, Any], None],
         int,
@@ -44,8 +44,8 @@ LaunchType = Callable[
 """``(python, native, take, give, current, target, failed, function)``.
 
 ``python`` is the launch in Python, which serves what is unusual; ``native`` the handle of the
-executable; ``take`` and ``give`` those of its turn; ``current`` returns the handle of the current
-stream, ``target`` that of a stream; ``failed(code, handle)`` serves a launch that the driver
+executable; ``take`` and ``give`` those of its turn; ``current`` returns the current stream or its
+handle, ``target`` the handle of a stream; ``failed(code, handle)`` serves a launch that the driver
 refused; ``function`` is the address of ``cuGraphLaunch``.
 """
 

@@ -41,33 +41,40 @@ handle_of(Launch *self, PyObject *stream, int *unknown)
 {
     PyObject *number;
     void *handle;
-    if (stream == self->known && stream != NULL)
-        return self->handle;
     if (stream == NULL || stream == Py_None)
-        number = PyObject_CallNoArgs(self->current);
-    else if (PyLong_CheckExact(stream))
+        stream = PyObject_CallNoArgs(self->current);
+    else
+        Py_INCREF(stream);
+    if (stream == NULL)
+        return NULL;
+    if (stream == self->known) {
+        Py_DECREF(stream);
+        return self->handle;
+    }
+    if (PyLong_CheckExact(stream))
         number = Py_NewRef(stream);
     else
         /* Python's own look at it, which raises for what is no stream. */
         number = PyObject_CallOneArg(self->target, stream);
-    if (number == NULL)
-        return NULL;
-    if (!PyLong_Check(number)) {
-        Py_DECREF(number);
-        *unknown = 1;
+    if (number == NULL) {
+        Py_DECREF(stream);
         return NULL;
     }
-    handle = PyLong_AsVoidPtr(number);
+    handle = PyLong_Check(number) ? PyLong_AsVoidPtr(number) : (void *)-1;
     Py_DECREF(number);
     if ((handle == NULL && PyErr_Occurred()) || (intptr_t)handle < 0) {
         PyErr_Clear();
+        Py_DECREF(stream);
         *unknown = 1;
         return NULL;
     }
-    if (stream != NULL && stream != Py_None && !PyLong_CheckExact(stream)) {
+    if (PyLong_CheckExact(stream)) {
+        Py_DECREF(stream);
+    }
+    else {
         /* In this order: what goes may run code, which may launch. */
         PyObject *before = self->known;
-        self->known = Py_NewRef(stream);
+        self->known = stream;
         self->handle = handle;
         Py_XDECREF(before);
     }

@@ -40,12 +40,13 @@ class Parts(Protocol):
         whole: Sequence[list[Any] | dict[Any, Any]],
         parts: Sequence[tuple[dict[str, Any], Sequence[str]]],
         sized: Sequence[dict[Any, Any]],
+        classed: Sequence[object],
         /,
     ) -> Callable[[], bool]:
         """Whether lists and dicts hold the very objects that they hold now.
 
         Of each in ``whole`` every entry counts, of each dict in ``parts`` the keys beside it, of
-        each in ``sized`` how many it has.
+        each in ``sized`` how many it has, of each object in ``classed`` its class.
         """
 
     def Rail(

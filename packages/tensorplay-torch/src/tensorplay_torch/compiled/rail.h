@@ -38,6 +38,7 @@ struct Names {
   Ref generation = owned(PyUnicode_InternFromString("generation"));
   Ref last = owned(PyUnicode_InternFromString("last"));
   Ref where = owned(PyUnicode_InternFromString("where"));
+  Ref sets = owned(PyUnicode_InternFromString("sets"));
 };
 
 inline void* pointer(PyObject* number) {
@@ -65,6 +66,8 @@ struct Rail {
   unsigned char* table;
   KernelNode kernel;
   Driver driver;
+  std::vector<uintptr_t> known;  // The addresses set last, and what `keep.sets` was then.
+  long long known_sets = -1;
   bool special;  // On several GPUs special handles mean the stream of whichever is current.
   // With one GPU, whose is the current device.
   c10::Allocator* allocator = nullptr;
@@ -209,14 +212,27 @@ struct Rail {
   }
 
   bool issue(const uintptr_t* addresses, size_t total, void* stream) {
-    std::memcpy(table, addresses, total * sizeof(uintptr_t));
+    // Memory comes from a few places over and over: often it is all where it was before. Then the
+    // kernel has its parameters, unless Python's launches have set others meanwhile.
+    long long sets = number(keep, names.sets);
+    bool set = sets < 0 || sets != known_sets || known.size() != total ||
+               std::memcmp(known.data(), addresses, total * sizeof(uintptr_t)) != 0;
+    if (set) {
+      known_sets = -1;
+      std::memcpy(table, addresses, total * sizeof(uintptr_t));
+    }
     int code = 0;
     // A full queue makes the driver wait, for work that may need Python to go on.
     Py_BEGIN_ALLOW_THREADS;
-    code = driver.set_kernel(graph, node, &kernel);
-    if (code == 0) code = driver.launch(graph, stream);
+    if (set) code = driver.set_kernel(graph, node, &kernel);
+    if (code == 0) {
+      if (set) known.assign(addresses, addresses + total);
+      code = driver.launch(graph, stream);
+    }
     Py_END_ALLOW_THREADS;
-    return code == 0;
+    if (code != 0) return false;
+    known_sets = sets;
+    return true;
   }
 
   template <class Show>

@@ -5,11 +5,12 @@
 
 namespace tensorplay {
 
-// Same(whole, parts, sized): `whole` are lists and dicts of which every entry counts, `parts` are
+// Same(whole, parts, sized, classed): `whole` are lists and dicts of which every entry counts, `parts` are
 // tuples of a dict and of the keys that count, `sized` are dicts of which the number of entries
-// does. True as long as every entry is the very object it was.
+// does, `classed` are objects whose class does. True as long as every entry is the very object it
+// was.
 struct Same {
-  std::vector<Ref> lists, dicts, parts, sized;
+  std::vector<Ref> lists, dicts, parts, sized, classed, classes;
   std::vector<Ref> held;  // Of all of them, in order; null for a key that was not there.
   std::vector<size_t> counts;
   std::vector<Ref> keys;  // Of `dicts` and `parts`, in order.
@@ -17,7 +18,7 @@ struct Same {
 
   explicit Same(PyObject* given) {
     Sequence args(given);
-    if (args.size() != 3) refuse(PyExc_TypeError, "Same takes three arguments");
+    if (args.size() != 4) refuse(PyExc_TypeError, "Same takes four arguments");
     Sequence whole = sequence(args[0]), some = sequence(args[1]), more = sequence(args[2]);
     for (size_t place = 0; place < whole.size(); place++) {
       bool dict = PyDict_Check(whole[place]);
@@ -55,6 +56,11 @@ struct Same {
       sized.push_back(Ref::to(more[place]));
       counts.push_back(static_cast<size_t>(PyDict_Size(more[place])));
     }
+    Sequence objects = sequence(args[3]);
+    for (size_t place = 0; place < objects.size(); place++) {
+      classed.push_back(Ref::to(objects[place]));
+      classes.push_back(Ref::to(reinterpret_cast<PyObject*>(Py_TYPE(objects[place]))));
+    }
   }
 
   static PyObject* found(PyObject* dict, PyObject* key) {
@@ -91,6 +97,11 @@ struct Same {
     for (const Ref& one : sized) {
       if (static_cast<size_t>(PyDict_Size(one.get())) != *count++) return false;
     }
+    for (size_t place = 0; place < classed.size(); place++) {
+      if (reinterpret_cast<PyObject*>(Py_TYPE(classed[place].get())) != classes[place].get()) {
+        return false;
+      }
+    }
     return true;
   }
 
@@ -98,7 +109,7 @@ struct Same {
 
   template <class Show>
   int visit(Show& show) const {
-    for (const auto* refs : {&lists, &dicts, &parts, &sized, &held, &keys}) {
+    for (const auto* refs : {&lists, &dicts, &parts, &sized, &classed, &classes, &held, &keys}) {
       if (int stop = visit_all(*refs, show)) return stop;
     }
     return 0;

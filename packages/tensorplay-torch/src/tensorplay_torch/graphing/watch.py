@@ -2,14 +2,14 @@
 
 A graph reads parameters and buffers where they were, and numbers as they were. A parameter, buffer
 or submodule that is set on a module is noticed by the next call. With compiled parts so is whatever
-becomes of a parameter's or a buffer's memory. Without them looking for that would cost more than
-the launch, so each call looks at some in turn, for less than 3 % of its time: at one parameter
-without gradients, at four with. Whatever changes all parameters at once (``.to()``,
-``requires_grad_()``, ``functional_call``) is noticed by the next call, and one that was moved or
-frozen by itself after as many calls as a round takes. Every call with gradients, and every
+becomes of a parameter's or a buffer's memory by the next call with gradients. Otherwise looking for
+that would cost more than the launch, so each call looks at some in turn, for less than 3 % of its
+time: at one parameter without gradients, at four with. Whatever changes all parameters at once
+(``.to()``, ``requires_grad_()``, ``functional_call``) is noticed by the next call, and one that was
+moved or frozen by itself after as many calls as a round takes. Every call with gradients, and every
 sixteenth without, looks at something else: at a buffer, at a submodule (its mode, its hooks, its
-class), at four values that code finds by name: in attributes, globals and closures, and what is
-in the lists, dicts and objects there; or at the forms of two tensors, which may change where the
+class), at four values that code finds by name: in attributes, globals and closures, and what is in
+the lists, dicts and objects there; or at the forms of two tensors, which may change where the
 memory stays.
 """
 
@@ -105,21 +105,22 @@ class Watch:
             self._looks = min(LOOKS, len(self._often))
         self._next = itertools.cycle(self._often).__next__
         self._other = itertools.cycle(turning).__next__ if turning else None
+        self._rest = itertools.cycle(self._seldom).__next__ if self._seldom else None
         self._calls = itertools.cycle(range(SELDOM if self._often else LOOKS)).__next__
-        self._any = bool(self._often) and self._compiled is None
+        self._any = bool(self._often)
         self.stirred = False
         hear(self, reached.modules.values())
 
     def _all_at_once(self) -> Callable[[], bool]:
         """Whether modules hold the tensors that they hold now, as they are now."""
         assert self._compiled is not None, "asked for where they are"
-        held = self._compiled.Same(self._holding, [], [])
+        held = self._compiled.Same(self._holding, [], [], [])
         unmoved = self._compiled.Unmoved(self._tensors)
         return lambda: held() and unmoved()
 
     def glance(self) -> bool:
         """A look by a call without gradients; True if something changed."""
-        if (self.stirred or not self._holds()) and self._anything_changed():
+        if self.stirred and self._anything_changed():
             return True
         if self._any:
             entry = self._next()
@@ -130,7 +131,7 @@ class Watch:
                 or value.requires_grad is not entry.requires
             ):
                 return True
-        return not self._calls() and self._other_changed()
+        return not self._calls() and self._rest is not None and self._rest().changed
 
     def look(self) -> bool:
         """A look by a call with gradients; True if something changed."""
@@ -145,7 +146,7 @@ class Watch:
                 or value.requires_grad is not entry.requires
             ):
                 return True
-        return self._other_changed()
+        return self._other is not None and self._other().changed
 
     def _anything_changed(self) -> bool:
         self.stirred = False
@@ -155,9 +156,6 @@ class Watch:
         if not changed and self._compiled is not None:
             self._holds = self._all_at_once()
         return changed
-
-    def _other_changed(self) -> bool:
-        return self._other is not None and self._other().changed
 
     def error(self) -> StaleGraph:
         """The error that names everything that changed."""

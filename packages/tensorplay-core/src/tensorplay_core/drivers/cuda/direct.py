@@ -37,7 +37,8 @@ def direct(
         int(executable.native),
         executable.turn.take,
         executable.turn.give,
-        executable.current,
+        # A framework's stream object may be had without Python's help, its handle not.
+        getattr(executable.current, "stream", executable.current),
         executable.target,
         failed,
         address(work, "cuGraphLaunch"),

@@ -103,6 +103,7 @@ class Embedded:
 
     Attributes:
         native: The executable.
+        sets: Counts the calls, each of which sets parameters.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Embedded:
         self._work = work
         count = len(results)
         self._letters: Allocation | None = None
+        self.sets = 0
         mailbox = 0
         if count:
             self._letters = Allocation(work.memory, 24 * count, executable.device)
@@ -204,6 +206,7 @@ class Embedded:
 
     def __call__(self, sources: Sequence[int], destinations: Sequence[int], target: Any) -> Any:
         """Launches; returns the native result, or raises as the calls of ``hot`` do."""
+        self.sets += 1
         values = (*sources, *destinations) if destinations else sources
         for table, start, stop, node, parameters in self._nodes:
             table.sources(values[start:stop])

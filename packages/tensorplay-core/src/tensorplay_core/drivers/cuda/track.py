@@ -27,7 +27,7 @@ class Track(NamedTuple):
     It takes the turn; makes sure that ``dead`` is empty and ``executable`` neither closed nor of
     another ``generation``, that ``order`` has ``native`` as the last launch, on the same stream,
     and that this is not capturing; writes the addresses; sets the kernel; launches; gives the turn
-    back.
+    back. A kernel that has these addresses from the last launch on the track need not be set.
     """
 
     executable: CudaExecutable
@@ -39,7 +39,8 @@ class Track(NamedTuple):
     order: Order
     native: Any
     """What ``order.last`` is after a launch; ``keep`` is what destroys it."""
-    keep: object
+    keep: Embedded
+    """Its ``sets`` grows whenever a launch off the track sets the copy kernel's parameters."""
     graph: int
     """Handle of the executable to launch; ``node`` is that of its copy kernel."""
     node: int
@@ -59,7 +60,9 @@ class Track(NamedTuple):
 def track(staged: StagedLaunch) -> Track | None:
     """The track of a plan; None if its launches take more than one copy kernel, or objects."""
     launcher, executable = staged.launcher, staged.executable
-    rail = launcher.rail() if isinstance(launcher, Embedded) else None
+    if not isinstance(launcher, Embedded):
+        return None
+    rail = launcher.rail()
     if rail is None or staged.hot.handle is not int:
         return None
     table = rail.table
