@@ -80,8 +80,8 @@ def test_a_cache_that_cannot_be_looked_at_is_none(error: Exception) -> None:
 
 
 def test_doing_without(elsewhere: Path) -> None:
-    for value in ("0", "1"):
-        assert compiled.BUILD in summary(TENSORPLAY_COMPILED=value)
+    assert summary(TENSORPLAY_COMPILED="0") == "switched off by TENSORPLAY_COMPILED=0"
+    assert compiled.BUILD in summary(TENSORPLAY_COMPILED="1")
 
 
 def test_a_place_that_cannot_be_written_is_named(
@@ -91,7 +91,9 @@ def test_a_place_that_cannot_be_written_is_named(
     blocked.write_text("")
     monkeypatch.setenv(places.CACHE, str(blocked))
     assert building.main([]) == 1
-    assert str(blocked) in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert str(blocked) in said
+    assert places.CACHE in said
 
 
 def test_it_is_built_and_found(
@@ -119,5 +121,12 @@ def test_a_compiler_s_failure_is_shown(
     def fail(path: Path) -> None:
         raise RuntimeError("error: expected primary-expression")
 
-    assert building.provide(elsewhere / "x.so", fail, name="x") == 1
+    path = elsewhere / "key" / "x.so"
+    assert building.provide(path, fail, name="x") == 1
     assert "expected primary-expression" in capsys.readouterr().err
+    assert not path.parent.exists()
+
+
+def test_a_cache_in_the_user_s_home_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(places.CACHE, "~/there")
+    assert compiled.place().is_relative_to(Path.home() / "there")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from .places import library, look_for
+from .places import library, look_for, why_not
 
 __all__ = ["BUILD", "SOURCE", "Launch", "launch_type", "place", "summary"]
 
@@ -65,4 +65,4 @@ def launch_type() -> LaunchType | None:
 
 def summary() -> str:
     """One line on it, for ``describe``."""
-    return "in use" if _module is not None else f"not in use, launches cost more: {BUILD}"
+    return "in use" if _module is not None else why_not(place, BUILD)

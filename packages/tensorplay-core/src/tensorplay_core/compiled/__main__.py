@@ -6,11 +6,12 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 from . import SOURCE, place
-from .places import load
+from .places import CACHE, load
 
 __all__ = ["build", "main", "provide"]
 
@@ -37,6 +38,10 @@ def provide(
             load(name, path)
     except Exception as error:
         print(f"building {name} for {path} failed: {error}", file=sys.stderr)
+        if isinstance(error, OSError):
+            print(f"Name another place by the variable {CACHE}.", file=sys.stderr)
+        with suppress(OSError):
+            path.parent.rmdir()
         return 1
     print(path)
     return 0
@@ -57,7 +62,10 @@ def build(path: Path) -> None:
         ImportError: There is no setuptools.
         Exception: What setuptools raises where there is no compiler.
     """
-    tools = import_module("setuptools")
+    try:
+        tools = import_module("setuptools")
+    except ImportError as error:
+        raise ImportError(f"{error}. Install it: python -m pip install setuptools") from error
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         extension = tools.Extension("launch", [SOURCE.name])
         made = tools.Distribution({"name": "launch", "ext_modules": [extension]})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CACHE", "ENABLED", "library", "load", "look_for"]
+__all__ = ["CACHE", "ENABLED", "library", "load", "look_for", "why_not"]
 
 ENABLED = "TENSORPLAY_COMPILED"
 """The environment variable that switches libraries off where it is ``0``."""
@@ -46,7 +46,7 @@ def library(name: str, sources: Iterable[Path], *made_of: str) -> Path:
 
 def _cache() -> Path:
     if named := os.environ.get(CACHE):
-        return Path(named)
+        return Path(named).expanduser().absolute()
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     else:
@@ -87,3 +87,20 @@ def look_for(qualified: str, find: Callable[[], Path], build: str) -> Any:
         # A user without a home, or with one that is not to be read.
         log.debug("%s cannot be looked for: %s", qualified, error)
     return None
+
+
+def why_not(find: Callable[[], Path], build: str) -> str:
+    """Why a library is not in use, as one line.
+
+    Args:
+        find: Returns where it would be.
+        build: The command that builds it.
+    """
+    if os.environ.get(ENABLED) == "0":
+        return f"switched off by {ENABLED}=0"
+    try:
+        if find().exists():
+            return f"it cannot be loaded, build it anew: {build} --force"
+    except (OSError, RuntimeError):
+        pass
+    return f"not built, calls cost more without: {build}"

@@ -7,7 +7,6 @@ torch. ``TENSORPLAY_COMPILED=0`` leaves them out. What each does is what Python 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.graph import increment_version
 
-from tensorplay_core.compiled.places import ENABLED, library, look_for
+from tensorplay_core.compiled.places import library, look_for, why_not
 
 __all__ = ["BUILD", "Parts", "parts", "place", "summary", "written"]
 
@@ -121,8 +120,4 @@ written: Callable[[Sequence[Any]], None] = increment_version if _parts is None e
 
 def summary() -> str:
     """One line on it, for ``describe``."""
-    if _parts is not None:
-        return "in use"
-    if os.environ.get(ENABLED) == "0":
-        return f"switched off by {ENABLED}=0"
-    return f"not built, calls cost more without: {BUILD}"
+    return "in use" if _parts is not None else why_not(place, BUILD)
