@@ -70,6 +70,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_on(
 ) -> None:
     total, flag = DRIVER.buffer([0.0]), DRIVER.buffer([True], "?")
     DRIVER.buffer([0.0])
+    gc.collect()  # What other tests left would go in the midst of this one.
     (gc.enable if enabled else gc.disable)()
     try:
         before = surroundings()
