@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorplay_core.drivers.cuda.track import Track
 from tensorplay_core.drivers.cuda.turn import Turn
 from tensorplay_torch import compiled
 
@@ -73,11 +74,26 @@ class Played:
         self.keep = SimpleNamespace(sets=0)
         self.dead: list[str] = []
         self.functions = (LAUNCH(self.launch), SET(self.set), ASK(self.ask))
-        track = (
-            self.executable, 0, self.dead, self.turn.take, self.turn.give, self.order, self.native,
-            self.keep, GRAPH, NODE, FUNCTION, 3, count, 128, ctypes.addressof(self.pointer),
-            ctypes.addressof(self.table), False,
-        )  # fmt: skip
+        played: Any = self
+        track = Track(
+            executable=played.executable,
+            generation=0,
+            dead=self.dead,
+            take=self.turn.take,
+            give=self.turn.give,
+            order=played.order,
+            native=self.native,
+            keep=played.keep,
+            graph=GRAPH,
+            node=NODE,
+            function=FUNCTION,
+            blocks=3,
+            rows=count,
+            threads=128,
+            parameters=ctypes.addressof(self.pointer),
+            table=ctypes.addressof(self.table),
+            special=False,
+        )
         assert BUILT is not None
         self.plan = BUILT.Rail(
             self.long_way,

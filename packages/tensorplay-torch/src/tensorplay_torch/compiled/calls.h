@@ -52,8 +52,8 @@ struct GraphedCallBackward : torch::autograd::Node {
   }
 
   // Adds gradients to those of leaves, as their nodes would, where nothing but this call and the
-  // engine could tell the difference. What the engine does for each node takes twice as long as the
-  // addition.
+  // engine could tell the difference. One by one and through the engine each takes twice as long as
+  // an addition.
   void accumulate(variable_list& results) {
     if (c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_keep_graph() ||
         torch::autograd::AnomalyMode::is_enabled() ||
@@ -205,7 +205,7 @@ struct GraphedCallBackward : torch::autograd::Node {
 
 inline auto node() {
   using torch::autograd::Node;
-  // Until torch 2.12 nodes were shared pointers.
+  // In torch 2.11 nodes are shared pointers.
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
     return c10::make_intrusive<GraphedCallBackward>();
   } else {

@@ -86,6 +86,8 @@ struct Rail {
       if (inputs[place].nbytes > 0) spans.emplace_back(start, start + inputs[place].nbytes);
     }
     std::sort(spans.begin(), spans.end());
+    // Nothing may fail between taking the turn and giving it back.
+    known.reserve(inputs.size() + results.size());
     Sequence track = sequence(args[3]);
     if (track.size() != 17) refuse(PyExc_TypeError, "unknown track");
     executable = Ref::to(track[0]);
@@ -219,16 +221,14 @@ struct Rail {
                std::memcmp(known.data(), addresses, total * sizeof(uintptr_t)) != 0;
     if (set) {
       known_sets = -1;
+      known.assign(addresses, addresses + total);
       std::memcpy(table, addresses, total * sizeof(uintptr_t));
     }
     int code = 0;
     // A full queue makes the driver wait, for work that may need Python to go on.
     Py_BEGIN_ALLOW_THREADS;
     if (set) code = driver.set_kernel(graph, node, &kernel);
-    if (code == 0) {
-      if (set) known.assign(addresses, addresses + total);
-      code = driver.launch(graph, stream);
-    }
+    if (code == 0) code = driver.launch(graph, stream);
     Py_END_ALLOW_THREADS;
     if (code != 0) return false;
     known_sets = sets;

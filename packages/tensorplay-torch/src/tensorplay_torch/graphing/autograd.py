@@ -52,7 +52,9 @@ class GraphedCall(torch.autograd.Function):
         """Replays its backward."""
         call: TrainingCall = ctx.call
         given = tuple([grads[n] for n in call.differentiable]) if call.fixed else grads
-        return None, *call.backward(ctx, given, call.executes(ctx.next_functions[-1][0]))
+        # To list the next nodes takes as long as a launch.
+        whole = call.executes is None or call.executes(ctx.next_functions[-1][0])
+        return None, *call.backward(ctx, given, whole)
 
 
 # torch's own ``apply`` first looks for wrappers of dead transforms among the arguments, one by one.
@@ -103,8 +105,8 @@ class TrainingCall:
         count: Of its inputs.
         differentiable: Places of the results that have a gradient.
         fixed: Those of the others.
-        executes: True if the node of the last leaf is to run in the present backward; it counts
-            with gradients that are added inside the graph.
+        executes: Called with the node of the last leaf it returns True if that is to run in the
+            present backward; None where that does not matter, or compiled parts know.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class TrainingCall:
         # Aliases are views, whose history is autograd's own business.
         self._compiled = None if alias else parts()
         self._versions = _versions if self._compiled is None else self._compiled.versions
-        self.executes: Callable[[Any], bool] = bool
+        self.executes: Callable[[Any], bool] | None = None
         self._leaves = () if in_graph else tuple(leaf.real for leaf in leaves)
         if in_graph and self._compiled is None:
             # Stands for the parameters: it lets the outputs require grad, and gets none itself.

@@ -44,7 +44,8 @@ class CudaExecutable:
         launch: ``launch(stream=None)``. None is the current stream; a stream object or an int
             handle is that stream. It enqueues and returns.
         target: Turns a stream (None: the current one) into what the calls of ``hot`` take.
-        current: Returns the handle of this thread's current stream on the device.
+        current: Returns the handle of this thread's current stream on the device. Its attribute
+            ``stream``, if a framework gave it one, returns that stream as an object.
         elsewhere: Of what ``target`` gives: True if it means another device's stream in this
             thread as it is; None where there is one device.
         template: What it runs now, to make further executables of.
