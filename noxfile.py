@@ -28,22 +28,12 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 WHEELS = ROOT / ".wheels"
 COMPILED = "tensorplay_torch.compiled"
 # The tests of what goes another way where the compiled parts are in use.
-WITH_COMPILED = [
-    "tests/core/test_compiled*.py",
-    *(
-        f"tests/torch/test_{name}*.py"
-        for name in ("callables", "compiled", "finalisers", "graphed")
-    ),
-    *(f"tests/torch/test_{name}.py" for name in ("interrupts", "signals", "staging_arguments")),
-    *(
-        f"tests/adapt/test_{name}*.py"
-        for name in ("addresses", "changes", "episodes", "forms", "groups", "interleaving")
-    ),
-    *(
-        f"tests/adapt/test_{name}*.py"
-        for name in ("own", "properties", "step", "until", "watching")
-    ),
-]
+WITH_COMPILED = {
+    "core": "compiled",
+    "torch": "callables compiled finalisers graphed interrupts signals staging",
+    "adapt": "addresses changes episodes forms groups interleaving "
+    "own properties step until watching",
+}
 SUITE = ("-c", "pyproject.toml", "--pyargs", "tensorplay_core.testing.suite")
 
 
@@ -106,7 +96,12 @@ def tests(session: nox.Session) -> None:
     alone = {"OMP_NUM_THREADS": "1", "TENSORPLAY_CACHE": str(ROOT / ".nox" / "compiled")}
     session.run(*pytest, env={**alone, "TENSORPLAY_COMPILED": "0"})
     if compiled(session, env=alone):
-        files = (path for pattern in WITH_COMPILED for path in sorted(ROOT.glob(pattern)))
+        patterns = (
+            f"tests/{place}/test_{name}*.py"
+            for place, names in WITH_COMPILED.items()
+            for name in names.split()
+        )
+        files = (path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
         session.run(*pytest, *map(str, files), env=alone)
 
 
@@ -211,6 +206,7 @@ def gpu(session: nox.Session) -> None:
         local = packages("torch", "adapt") + packages("core", extras="[cuda13]")
         local += packages("cupy", extras="[cuda13,linalg]")
         install(session, *local, *group("test"))
+    compiled(session)
     reports = pathlib.Path(session.create_tmp()).resolve()
     failed = []
     for name, arguments in runs.items():

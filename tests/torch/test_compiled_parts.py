@@ -14,11 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import tensorplay_torch as tp
 from tensorplay_torch import compiled
 from tensorplay_torch.resources.signatures import differences
-
-from .callables import leaf, mlp
 
 BUILT = compiled.parts()
 
@@ -260,19 +257,6 @@ def test_what_parts_hold_goes_with_them(parts):
     assert gone() is None
 
 
-def test_a_node_lets_go_of_what_it_holds(parts):
-    thing, x = Thing(), torch.ones(2, requires_grad=True)
-    gone = weakref.ref(thing)
-    y = torch.ones(2)
-    parts.connect(lambda context, grads, whole: (grads[0],), thing, (x,), (y,), (0,), False, True)
-    y.sum().backward()
-    assert torch.equal(x.grad, torch.ones(2))
-    del thing
-    assert gone() is not None
-    del y
-    assert gone() is None
-
-
 def test_nothing_is_leaked(parts):
     x, y = torch.ones(2, requires_grad=True), torch.ones(2)
     marker = object()
@@ -293,96 +277,3 @@ def test_nothing_is_leaked(parts):
     del out
     gc.collect()
     assert (sys.getrefcount(marker), sys.getrefcount(backward), sys.getrefcount(x)) == before
-
-
-# Nodes
-
-
-def test_an_exception_in_a_backward_comes_out_as_it_is(parts):
-    class Odd(Exception):
-        pass
-
-    def backward(context, grads, whole):
-        raise Odd("of mine")
-
-    x, y = torch.ones(2, requires_grad=True), torch.ones(2)
-    parts.connect(backward, None, (x,), (y,), (0,), False, True)
-    with pytest.raises(Odd, match="of mine"):
-        y.sum().backward()
-    assert x.grad is None
-
-
-@pytest.mark.parametrize("returned", [(), (1,), None, (None, None)])
-def test_a_backward_that_returns_nonsense_is_refused(parts, returned):
-    x, y = torch.ones(2, requires_grad=True), torch.ones(2)
-    parts.connect(lambda *_: returned, None, (x,), (y,), (0,), False, True)
-    with pytest.raises((TypeError, RuntimeError)):
-        y.sum().backward()
-
-
-def test_whether_all_gradients_are_asked_for_is_known(parts):
-    seen = []
-
-    def backward(context, grads, whole):
-        seen.append(whole)
-        return (grads[0],)
-
-    x = torch.ones(2, requires_grad=True)
-    for ask in (
-        lambda y: y.sum().backward(),
-        lambda y: torch.autograd.grad(y.sum(), x),
-        lambda y: y.sum().backward(inputs=[x]),
-    ):
-        y = torch.ones(2)
-        parts.connect(backward, None, (x,), (y,), (0,), False, True)
-        ask(y)
-    assert seen == [True, False, False]
-
-
-def test_outputs_require_grad_if_an_input_does(parts):
-    x = torch.ones(2)
-    for always in (False, True):
-        y, z = torch.ones(2), torch.ones(2)
-        parts.connect(lambda *_: (None,), None, (x,), (y, z), (0,), always, True)
-        assert (y.requires_grad, z.requires_grad) == (always, False)
-    y.sum().backward()
-
-
-def test_a_node_that_is_called_by_hand_adds_nothing(device):
-    module = tp.make_graphed_callables(mlp(device), (leaf(device),))
-    x = leaf(device)
-    y = module(x)
-    z = (y * 1).sum()
-    found = []
-    hook = torch.ones((), device=device, requires_grad=True)
-    # In the midst of another backward.
-    other = (hook * 2).sum()
-    other.register_hook(lambda _: found.append(y.grad_fn(torch.ones_like(y))))
-    other.backward()
-    assert all(one.grad is None for one in (x, *module.parameters()))
-    assert sum(one is not None for one in found[0]) == 5
-    with pytest.raises(tp.StaleGraph):
-        z.backward()
-
-
-def test_writes_are_counted(parts):
-    x, view = torch.ones(2, 2), None
-    (alias,) = parts.aliases([x])
-    view = x[0]
-    before = x._version
-    parts.written([x, _inference(torch.ones(1))])
-    assert (x._version, alias._version, view._version) == (before + 1,) * 3
-    assert parts.versions([x, alias]) == [before + 1] * 2
-    assert (alias.data_ptr(), alias.requires_grad) == (x.data_ptr(), False)
-
-
-def test_gradients_that_are_buffers_are_settled(parts):
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    buffers = [torch.zeros(2) for _ in parameters]
-    assert not parts.settled(parameters, buffers)
-    for one, buffer in zip(parameters, buffers, strict=True):
-        one.grad = buffer
-    assert parts.settled(parameters, buffers)
-    assert not parts.settled(parameters, buffers[::-1])
-    parameters[0].register_post_accumulate_grad_hook(print)
-    assert not parts.settled(parameters, buffers)
