@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core import compiled
+from tensorplay_core.compiled import make_token
 from tensorplay_core.drivers.cuda.direct import direct
 from tensorplay_core.drivers.cuda.streams import handle_of
 from tensorplay_core.drivers.cuda.turn import Turn
@@ -44,12 +45,13 @@ class Launches:
         self.during: Callable[[], object] = lambda: None
         self.function = FUNCTION(self.driver)
         assert BUILT is not None
+        assert self.turn.token is not None
+        self.token = self.turn.token
         address = ctypes.cast(self.function, ctypes.c_void_p).value
         self.launch: Any = BUILT(
             self.python,
             EXECUTABLE,
-            self.turn.take,
-            self.turn.give,
+            self.token,
             lambda: self.current,
             handle_of,
             self.failed,
@@ -116,8 +118,7 @@ def test_the_current_stream_may_be_an_object() -> None:
     launch = BUILT(
         made.python,
         EXECUTABLE,
-        made.turn.take,
-        made.turn.give,
+        made.token,
         lambda: made.current,
         look,
         made.failed,
@@ -128,6 +129,46 @@ def test_the_current_stream_may_be_an_object() -> None:
         launch()
     assert [handle for _, handle in made.calls] == [5, 5, 6, 5]
     assert asked == [first, second, first]
+
+
+def test_the_current_stream_may_be_had_from_a_function_in_c() -> None:
+    made, asked = Launches(), []
+
+    @ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)
+    def where(device: int) -> int:
+        asked.append(device)
+        return made.current
+
+    launch = _by_function(made, (ctypes.cast(where, ctypes.c_void_p).value, 6))
+    launch()
+    made.current = 8
+    launch(None)
+    launch(9)
+    assert made.calls == [(EXECUTABLE, one) for one in (3, 8, 9)]
+    assert asked == [6, 6]
+
+
+def test_an_error_of_a_function_in_c_comes_out() -> None:
+    made = Launches()
+    # Of one argument, which it takes for an object: 0 is none.
+    function = ctypes.cast(ctypes.pythonapi.PyLong_AsSsize_t, ctypes.c_void_p).value
+    launch = _by_function(made, (function, 0))
+    with pytest.raises(SystemError):
+        launch()
+    assert made.calls == []
+    made.turn.take()
+
+
+@pytest.mark.parametrize("current", [(), (1,), (0, 1), ("1", 1), (1, "1"), (1, 1 << 40)])
+def test_what_is_no_function_in_c_is_refused(current: Any) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        _by_function(Launches(), current)
+
+
+def _by_function(made: Launches, current: Any) -> Any:
+    assert BUILT is not None
+    address = ctypes.cast(made.function, ctypes.c_void_p).value or 0
+    return BUILT(made.python, EXECUTABLE, made.token, current, handle_of, made.failed, address)
 
 
 def test_a_current_stream_that_is_none_is_refused() -> None:
@@ -204,6 +245,24 @@ def test_the_turn_is_taken_meanwhile_and_given_back() -> None:
     assert seen == ["taken"]
 
 
+def test_a_token_is_taken_once_and_given_back_as_often_as_one_likes() -> None:
+    made = Launches()
+    token = made.token
+    flag = ctypes.c_char.from_address(token.flag)
+    assert flag.value == b"\x01"
+    token.take()
+    assert flag.value == b"\x00"
+    with pytest.raises(IndexError):
+        token.take()
+    token.give(None)
+    token.give(None)
+    token.take()
+    with pytest.raises(IndexError):
+        token.take()
+    with pytest.raises(TypeError):
+        type(token)(1)  # type: ignore[call-arg]
+
+
 def test_other_threads_run_meanwhile() -> None:
     made, going = Launches(), threading.Event()
 
@@ -257,7 +316,15 @@ def test_it_holds_nothing_beyond_itself() -> None:
     assert ended() is None
 
 
-@pytest.mark.parametrize("arguments", [(), (print,), (print, "1", print, print, print, print, 1)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        (print,),
+        (print, "1", make_token(), print, print, print, 1),
+        (print, 1, None, print, print, print, 1),
+    ],
+)
 def test_other_arguments_are_refused(arguments: Any) -> None:
     assert BUILT is not None
     with pytest.raises(TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import sys
 import weakref
@@ -151,53 +152,72 @@ def test_what_moved_is_seen(parts, change):
 
 def test_the_same_objects(parts):
     first, second = [1], {"a": 1.5, "b": [2]}
-    same = parts.Same([first, second], [({"x": 1}, ("x", "y"))], [], [])
+    same = parts.Same([first, second], [({"x": 1}, ("x", "y"))])
     assert same()
     second["b"] = [2]
     assert not same()
 
 
-@given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3)), st.data())
-def test_any_change_of_a_dict_is_seen(entries, data):
+HOW = {
+    "set": lambda one, key, value: vars(one).__setitem__(key, value),
+    "delete": lambda one, key, value: vars(one).pop(key, None),
+    "update": lambda one, key, value: vars(one).update({key: value}),
+    "merge": lambda one, key, value: vars(one).__ior__({key: value}),
+    "default": lambda one, key, value: vars(one).setdefault(key, value),
+    "last": lambda one, key, value: vars(one).popitem() if vars(one) else None,
+    "clear": lambda one, key, value: vars(one).clear(),
+    "set it": setattr,
+    "delete it": lambda one, key, value: hasattr(one, key) and delattr(one, key),
+}
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3)),
+    st.lists(st.sampled_from("abcdef"), unique=True),
+    st.lists(
+        st.tuples(st.sampled_from(list(HOW)), st.sampled_from("abcdef"), st.booleans()), max_size=5
+    ),
+)
+def test_any_change_of_a_dict_is_seen(entries, names, changes):
     """Values are compared as objects: an equal one is another."""
     assert BUILT is not None
-    held = {key: [value] for key, value in entries.items()}
-    names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True))
-    whole = BUILT.Same([held], [], [], [])
-    parts = BUILT.Same([], [(held, tuple(names))], [], [])
-    sized = BUILT.Same([], [], [held], [])
-    before = dict(held)
-    order = list(held)
-    for key in data.draw(st.lists(st.sampled_from("abcdef"), max_size=3)):
-        if key in held and data.draw(st.booleans()):
-            del held[key]
-        else:
-            held[key] = before[key] if data.draw(st.booleans()) and key in before else [9]
-    same = {key: id(value) for key, value in held.items()} == {
-        key: id(value) for key, value in before.items()
-    }
-    if whole():
-        assert same
-    if same and list(held) == order:
-        assert whole()
-    assert parts() is all(held.get(name) is before.get(name) for name in names)
-    assert sized() is (len(held) == len(before))
+    owner = Thing()
+    vars(owner).update({key: [value] for key, value in entries.items()})
+    dict_of = vars(owner)
+    whole = BUILT.Same([dict_of])
+    parts = BUILT.Same([], [(dict_of, tuple(names))])
+    sized = BUILT.Same([], [], [dict_of])
+    before = dict(dict_of)
+    order = list(dict_of)
+    for how, key, back in changes:
+        HOW[how](owner, key, before[key] if back and key in before else [9])
+        # However often it is asked, and whatever it was asked before.
+        same = {key: id(value) for key, value in dict_of.items()} == {
+            key: id(value) for key, value in before.items()
+        }
+        for _ in range(2):
+            assert whole() is (same and list(dict_of) == order)
+            size = len(dict_of) == len(before)
+            assert parts() is (
+                size and all(dict_of.get(name) is before.get(name) for name in names)
+            )
+            assert sized() is size
 
 
 def test_keys_count_and_their_order_does(parts):
     first, second = object(), object()
     held = {"a": first, "b": second}
-    same = parts.Same([held], [], [], [])
+    same = parts.Same([held])
     held.clear()
     held.update(b=first, a=second)
     assert not same()
     # Whose order this is not, is left to Python.
-    assert not parts.Same([collections.OrderedDict(a=first)], [], [], [])()
+    assert not parts.Same([collections.OrderedDict(a=first)])()
 
 
 def test_changes_of_a_list_are_seen(parts):
     held = [object(), object()]
-    same = parts.Same([held], [], [], [])
+    same = parts.Same([held])
     assert same()
     held.reverse()
     assert not same()
@@ -226,18 +246,127 @@ def test_another_class_is_seen(parts):
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
-        ([],),
-        ([1], [], [], []),
-        ([], [1], [], []),
-        ([], [({}, 1)], [], []),
-        ([], [], [[]], []),
+        ([1],),
+        ([], [1]),
+        ([], [({}, 1)]),
+        ([], [({},)]),
+        ([], [], [[]]),
         ([], [], [], 1),
+        ([], [], [], [], [1]),
+        ([], [], [], [], [], []),
     ],
 )
 def test_what_is_neither_list_nor_dict_is_refused(parts, arguments):
     with pytest.raises(TypeError):
         parts.Same(*arguments)
+
+
+def test_another_attribute_is_seen(parts):
+    class Counted:
+        number = 1000
+
+    same = parts.Same([], [], [], [], [(Counted, "number")])
+    assert same()
+    Counted.number += 1
+    assert not same()
+    Counted.number -= 1
+    assert not same(), "an equal one is another"
+    del Counted.number
+    assert not same()
+    with pytest.raises(AttributeError):
+        parts.Same([], [], [], [], [(Counted, "number")])
+
+
+# Modes
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_modes_are_what_they_were(parts, kind):
+    plain = parts.Modes(kind)
+    with torch.autocast(kind, torch.bfloat16) if kind == "cpu" else _cuda_autocast(torch.bfloat16):
+        assert not plain()
+        inside = parts.Modes(kind)
+        assert inside()
+        with (
+            torch.autocast("cpu", torch.float16) if kind == "cpu" else _cuda_autocast(torch.float16)
+        ):
+            assert not inside()
+        other = "cuda" if kind == "cpu" else "cpu"
+        assert parts.Modes(other)()
+    assert plain()
+    assert not inside()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert not plain()
+    finally:
+        torch.set_default_dtype(before)
+    assert plain()
+
+
+@contextlib.contextmanager
+def _cuda_autocast(dtype):
+    """What ``torch.autocast`` sets, where there is no GPU too."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+
+
+@pytest.mark.parametrize("kind", [1, "nothing of the kind"])
+def test_modes_of_no_device_are_refused(parts, kind):
+    with pytest.raises((TypeError, RuntimeError)):
+        parts.Modes(kind)
+
+
+# All
+
+
+@given(st.lists(st.sampled_from(["same", "unmoved", "modes", "yes", "no"]), max_size=4))
+def test_all_say_yes_or_the_other_says(names):
+    assert BUILT is not None
+    made = {
+        "same": BUILT.Same([[1]]),
+        "unmoved": BUILT.Unmoved([torch.zeros(2)]),
+        "modes": BUILT.Modes("cpu"),
+        "yes": lambda: 1,
+        "no": list,
+    }
+    answer = object()
+    said = BUILT.All([made[name] for name in names], lambda: answer)()
+    assert said is (answer if "no" in names else True)
+
+
+def test_each_kind_of_check_says_no(parts):
+    held, tensor = [1], torch.zeros(2)
+    checks = [parts.Same([held]), parts.Unmoved([tensor]), parts.Modes("cpu")]
+    each = [parts.All([one], bool) for one in checks]
+    together = parts.All(checks, bool)
+    assert [one() for one in each] == [True] * 3
+    assert together()
+    held[0] = 2
+    tensor.data = torch.zeros(3)
+    with torch.autocast("cpu"):
+        assert [one() for one in each] == [False] * 3
+    assert not together()
+
+
+def test_what_a_check_raises_comes_out(parts):
+    def failing():
+        raise KeyError("a check")
+
+    with pytest.raises(KeyError):
+        parts.All([failing], bool)()
+    with pytest.raises(KeyError):
+        parts.All([bool], failing)()
+    with pytest.raises(TypeError):
+        parts.All([bool], bool)(1)
+    with pytest.raises(TypeError):
+        parts.All([])
 
 
 # Lifetimes
@@ -250,7 +379,8 @@ class Thing:
 def test_what_parts_hold_goes_with_them(parts):
     thing = Thing()
     held = {"thing": thing}
-    held["same"] = parts.Same([held], [(held, ("thing",))], [], [])
+    held["same"] = parts.Same([held], [(held, ("thing",))])
+    held["all"] = parts.All([held["same"], held.__len__], held.__len__)
     gone = weakref.ref(thing)
     del thing, held
     gc.collect()
@@ -271,7 +401,10 @@ def test_nothing_is_leaked(parts):
         out.sum().backward()
         parts.Forms([x])([y])
         parts.Unmoved([x, y])()
-        parts.Same([[marker]], [({"a": marker}, ("a", "b"))], [{}], [marker])()
+        parts.Same(
+            [[marker]], [({"a": marker}, ("a", "b"))], [{}], [marker], [(BUILT, "__name__")]
+        )()
+        parts.All([parts.Modes("cpu"), lambda: True], bool)()
         parts.versions([x, y])
         parts.aliases([y])
     del out

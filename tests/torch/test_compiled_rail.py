@@ -53,9 +53,12 @@ class Played:
     Args:
         shapes: Of the inputs.
         yields: It hands out its result; else that is to be found in its buffer.
+        asks: It takes its turn by calls, not by a flag.
     """
 
-    def __init__(self, shapes: list[tuple[int, ...]], *, yields: bool = True) -> None:
+    def __init__(
+        self, shapes: list[tuple[int, ...]], *, yields: bool = True, asks: bool = False
+    ) -> None:
         self.yields = yields
         self.static = [torch.zeros(shape) for shape in shapes]
         self.result = torch.zeros(())
@@ -92,6 +95,7 @@ class Played:
             threads=128,
             parameters=ctypes.addressof(self.pointer),
             table=ctypes.addressof(self.table),
+            turn=0 if asks or self.turn.token is None else self.turn.token.flag,
             special=False,
         )
         assert BUILT is not None
@@ -154,9 +158,9 @@ def wanted(inputs: list[torch.Tensor]) -> torch.Tensor:
     return torch.as_tensor(sum((one + 1).sum() for one in inputs))
 
 
-@pytest.fixture
-def played() -> Played:
-    return Played([(2, 3), (4,)])
+@pytest.fixture(params=["by a flag", "by calls"])
+def played(request: pytest.FixtureRequest) -> Played:
+    return Played([(2, 3), (4,)], asks=request.param == "by calls")
 
 
 def fresh(played: Played) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ from .watching import Watching
 __all__ = ["Dependencies"]
 
 OF_STATE = "optimizer.state["
-OF_OPTIMIZERS = {"state", "param_groups"}
+OF_OPTIMIZERS = ("state", "param_groups")
 HELD = ("_parameters", "_buffers", "_modules")
 SCALER = ("_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")
 
@@ -99,7 +99,9 @@ class Dependencies:
         self._held_groups = list(self._groups)
         trained = {one: self._name(one) for one in watched if one.requires_grad}
         self.watching = Watching(recipe, self._modules, trained)
-        self.unchanged = self._compiled()
+        self._device = recipe.device.type
+        self._checks: list[Callable[[], object]] = []
+        self.unchanged = self._look()
 
     @property
     def written(self) -> list[torch.Tensor]:
@@ -110,7 +112,7 @@ class Dependencies:
         """Every tensor that lasts from one step to the next, by name."""
         return {name: one for one, name in self._names.items()}
 
-    def _compiled(self) -> Callable[[], bool]:
+    def _look(self) -> Callable[[], bool]:
         """``unchanged``, with everything that it looks at within reach."""
         optimizer, state, groups = self._optimizer, self._state, self._groups
         states, held_groups = self._states, self._held_groups
@@ -139,30 +141,34 @@ class Dependencies:
                 and all(map(is_, values, states))
                 and not any(empty)
                 and is_held(list(flat(views)))
+                and all(group.get("params") is one for group, one in zip(groups, lists))
                 and list(map(len, lists)) == lengths
                 and all(map(is_, flat(lists), steered))
             )
 
-        # Without compiled parts, or where something equal took another's place.
-        same = self._same() or bool
+        def scaled() -> bool:
+            return scaler is None or all(map(is_, _scaling(scaler), settings))
 
         def unchanged() -> bool:
             return (
-                (same() or holds())
-                and (scaler is None or all(map(is_, _scaling(scaler), settings)))
-                and watching.unchanged()
-                and as_they_were()
-                and not autocast()
+                holds() and scaled() and watching.unchanged() and as_they_were() and not autocast()
             )
 
+        if (compiled := parts()) is not None:
+            whole = [*self._dicts.values(), *self._lists, self._groups, self._state]
+            same = compiled.Same(whole, [], [], [], [(optimizer, name) for name in OF_OPTIMIZERS])
+            self._checks = [same, as_they_were, compiled.Modes(self._device)]
+            if scaler is not None:
+                self._checks.append(scaled)
         return unchanged
 
-    def _same(self) -> Callable[[], bool] | None:
-        compiled, attributes = parts(), vars(self._optimizer)
-        if compiled is None or not attributes.keys() >= OF_OPTIMIZERS:
-            return None
-        whole = [*self._dicts.values(), *self._lists, self._groups, self._state]
-        return compiled.Same(whole, [(attributes, tuple(OF_OPTIMIZERS))], [], [])
+    @property
+    def checks(self) -> list[Callable[[], object]]:
+        """With compiled parts: what is all true only if nothing changed, each cheap to ask.
+
+        ``watching.note()`` makes another list.
+        """
+        return [*self._checks, *self.watching.checks]
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""

@@ -10,7 +10,6 @@ state is read there, which hardly any code changes, takes turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import cycle
 
 import torch
 
@@ -18,6 +17,8 @@ from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.forms import Form, form_of, reformed
 from tensorplay_torch.graphing.forms import Forms as InTurn
 from tensorplay_torch.resources.signatures import PLAIN, guard_of, plain
+
+from .turning import in_turn
 
 __all__ = ["Forms"]
 
@@ -63,13 +64,13 @@ class Forms:
         # Others may answer by code of their own.
         if compiled is not None and all(type(one) in PLAIN for one in everything):
             return compiled.Unmoved(everything)
-        turn = cycle(self._turns).__next__ if self._turns else None
+        turned = in_turn(self._turns)
 
         def unchanged() -> bool:
             # First, as a tensor that was swapped with a nested one must not reach a guard.
             if list(map(_address, everything)) != addresses:
                 return False
-            if turn is not None and turn().changed:
+            if not turned():
                 return False
             for guard in guards:
                 if guard(*tensors):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -39,6 +39,8 @@ class Groups:
     Attributes:
         graphs: The numbers of each graph that follows; more may be added.
         overridden: Values that stand in the graphs in place of the groups' own.
+        checks: With compiled parts, what is all true only if ``unchanged`` is, each cheap to ask.
+            ``follow`` makes another list.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *graphs: Hyperparameters) -> None:
@@ -49,6 +51,7 @@ class Groups:
         self._names = {
             (place, name) for place, group in enumerate(optimizer.param_groups) for name in group
         }
+        self.checks: list[Callable[[], object]] = []
         self._note()
 
     def _note(self) -> None:
@@ -64,17 +67,21 @@ class Groups:
             if name != "params" and isinstance(value, list | dict)
         ]
         self._contents = list(map(_held, self._lists))
-        compiled, groups = parts(), self._optimizer.param_groups
-        self._same = self._views_hold if compiled is None else compiled.Same(groups, [], [], [])
+        self.checks = []
+        if (compiled := parts()) is not None:
+            held = compiled.Same(self._optimizer.param_groups)
+            self.checks = [held, *([self._lists_hold] if self._lists else ())]
 
     def unchanged(self) -> bool:
         """True if every entry of the groups is the very object that it was."""
-        return self._same() and (not self._lists or all(map(_holds, self._lists, self._contents)))
-
-    def _views_hold(self) -> bool:
-        return list(map(len, self._views)) == self._sizes and all(
-            map(is_, chain.from_iterable(self._views), self._seen)
+        return (
+            list(map(len, self._views)) == self._sizes
+            and all(map(is_, chain.from_iterable(self._views), self._seen))
+            and self._lists_hold()
         )
+
+    def _lists_hold(self) -> bool:
+        return all(map(_holds, self._lists, self._contents))
 
     def follow(self) -> bool:
         """Makes the graphs compute with what the groups hold now, if all of it can be."""

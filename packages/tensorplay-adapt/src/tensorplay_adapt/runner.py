@@ -17,10 +17,9 @@ from .admission import subject_of
 from .batch import Batch
 from .birth import Birth, undamped
 from .capturing import Captured, capture_step
-from .dependencies import Dependencies
+from .changes import Changes
 from .distributed import close_before_groups
 from .episodes import Episodes
-from .groups import Groups
 from .hyperparameters import Hyperparameters
 from .launches import Launches
 from .optimizers import create_state, damped_keys
@@ -131,11 +130,10 @@ class Runner:
         recipe = self.recipe
         self._launches = Launches(graph, batch.tensors, outcome, recipe.device)
         self.batch, self.graph, self.outcome = batch, graph, outcome
-        self._dependencies = Dependencies(recipe)
-        self._groups = Groups(recipe.optimizer, hyperparameters)
+        self._changes = Changes(recipe, hyperparameters)
+        self._dependencies, self._groups = self._changes.dependencies, self._changes.groups
         self._written = [one.detach() for one in self._dependencies.written]
         # What each call calls, within reach.
-        self._unchanged, self._followed = self._dependencies.unchanged, self._groups.unchanged
         self._take, self._run, self._bare = batch.take, self._launches.run, self._launches.bare
         self._drop_others()
 
@@ -156,7 +154,7 @@ class Runner:
         lane = self.lane
         if lane.held():
             raise reentered(subject_of(self.recipe))
-        if self.fresh or not (self._unchanged() and self._followed()):
+        if self.fresh or not self._changes.unchanged():
             self._catch_up(inputs, targets)
         try:
             leaves = self._take(inputs, targets)
@@ -190,11 +188,9 @@ class Runner:
         if self.fresh:
             if self._birth is None or self._birth.over:
                 self._first_taken(elsewhere=True)
-            elif self._unchanged() and self._followed():
+            elif self._changes.unchanged():
                 return
-        stale = tuple(self._dependencies.differences())
-        if not stale and self._groups.follow():
-            self._dependencies.watching.note()
+        if self._changes.follow():
             if self.fresh and self._birth is not None:
                 # Some state begins as the learning rate of the first step.
                 create_state(self.recipe.optimizer, self._birth.entries)
@@ -216,7 +212,7 @@ class Runner:
 
     def stale(self) -> tuple[str, ...]:
         """What changed since the capture that a call would refuse, one line each."""
-        return (*self._dependencies.differences(), *self._groups.differences())
+        return self._changes.said()
 
     def _stale(self) -> StaleGraph:
         return StaleGraph(
@@ -237,17 +233,14 @@ class Runner:
         Raises:
             StaleGraph: What the step depends on is not what it was.
         """
-        if self._unchanged() and self._followed():
-            return
-        if any(True for _ in self._dependencies.differences()) or not self._groups.follow():
+        if not (self._changes.unchanged() or self._changes.follow()):
             raise self._stale()
-        self._dependencies.watching.note()
 
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""
         with self.lock:
             self._refuse_within()
-            if self.fresh or not (self._unchanged() and self._followed()):
+            if self.fresh or not self._changes.unchanged():
                 self._catch_up(inputs, targets)
             if self.fresh and self._groups.overridden:
                 self._refuse(

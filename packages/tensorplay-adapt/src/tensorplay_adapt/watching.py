@@ -10,7 +10,6 @@ one comparison: torch counts those that it ever registered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import cycle
 from operator import call, is_, itemgetter
 from types import ModuleType
 from typing import Any
@@ -29,6 +28,7 @@ from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.reached import Reached
 
 from .recipe import Recipe
+from .turning import in_turn
 
 __all__ = ["Watching"]
 
@@ -63,6 +63,7 @@ class Watching:
     Attributes:
         unchanged: Called without arguments it returns True if nothing changed, or False if that
             needs a closer look: at ``differences``, and if there are none at ``note``.
+        checks: With compiled parts, what is all true only if nothing changed, each cheap to ask.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Watching:
         self._kinds = {path: type(one) for path, one in self._owners.items()}
         self._dtype = torch.get_default_dtype()
         self._hooks = dict(self._hooked())
+        self.checks: list[Callable[[], object]] = []
         self.note()
 
     def note(self) -> None:
@@ -133,7 +135,7 @@ class Watching:
         bound = list(map(call, reads))
         # What is removed is not counted as what is registered is.
         present = [(hooks, len(hooks)) for _, hooks in self._all_hooks() if hooks]
-        turn = cycle(self._turns).__next__ if self._turns else None
+        turned = in_turn(self._turns)
         dtype, default_dtype = self._dtype, torch.get_default_dtype
         handles, registered = RemovableHandle, RemovableHandle.next_id
 
@@ -146,21 +148,29 @@ class Watching:
                 return False
             return list(map(len, dicts)) == lengths and list(map(type, owners)) == kinds
 
-        compiled = parts()
-        named = list(zip(dicts, map(tuple, self._constants.values()), strict=True))
-        # Without compiled parts, or where something equal took another's place.
-        same = bool if compiled is None else compiled.Same([], named, dicts, owners)
+        def read() -> bool:
+            return all(map(is_, map(call, reads), bound))
+
+        def kept() -> bool:
+            return all(len(hooks) == size for hooks, size in present)
 
         def unchanged() -> bool:
-            if handles.next_id != registered or default_dtype() is not dtype:
-                return False
             return (
-                (same() or equal())
-                and (not reads or all(map(is_, map(call, reads), bound)))
-                and (turn is None or not turn().changed)
-                and (not present or all(len(hooks) == size for hooks, size in present))
+                handles.next_id == registered
+                and default_dtype() is dtype
+                and equal()
+                and read()
+                and turned()
+                and kept()
             )
 
+        self.checks = []
+        if (compiled := parts()) is not None:
+            named = list(zip(dicts, map(tuple, self._constants.values()), strict=True))
+            sized = [hooks for hooks, _ in present]
+            held = compiled.Same([], named, sized, owners, [(handles, "next_id")])
+            some = ((read, reads), (turned, self._turns))
+            self.checks = [held, *(check for check, what in some if what)]
         self.unchanged: Callable[[], bool] = unchanged
 
     def differences(self) -> Iterator[str]:
@@ -201,7 +211,7 @@ class Watching:
         if torch.get_default_dtype() is not self._dtype:
             yield f"the default dtype is {torch.get_default_dtype()}, was {self._dtype}"
 
-    def _all_hooks(self) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    def _all_hooks(self) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Every place of hooks that concerns the step, with what errors call its hooks."""
         for path, module in self._modules.items():
             for attribute, kind in HOOKS.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import cupy
@@ -61,9 +63,26 @@ def current_of(device: int) -> Callable[[], int]:
     def current() -> int:
         return get(device).ptr  # type: ignore[no-any-return]
 
-    # For launches without a frame of Python's, which know the handle of a stream that they had.
-    current.stream = partial(get, device)  # type: ignore[attr-defined]
+    # For launches without a frame of Python's: at best no object either, else CuPy's own of the
+    # stream, whose handle they know from the launch before.
+    address = _address("get_stream_ptr", "intptr_t (int)")
+    current.function = (address, device) if address else partial(get, device)  # type: ignore[attr-defined]
     return current
+
+
+def _address(name: str, signature: str) -> int | None:
+    """Where a C function is that CuPy's module of streams offers to Cython; None if it does not."""
+    try:
+        offered = import_module("cupy_backends.cuda.stream").__pyx_capi__[name]
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+    except (ImportError, AttributeError, KeyError):
+        return None
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    try:
+        # A capsule is opened by its name, which is the signature of what is in it.
+        return int(get(offered, signature.encode()))
+    except ValueError:
+        return None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from .places import library, look_for, why_not
 
-__all__ = ["BUILD", "SOURCE", "Launch", "launch_type", "place", "summary"]
+__all__ = ["BUILD", "SOURCE", "Launch", "Token", "launch_type", "make_token", "place", "summary"]
 
 BUILD = "python -m tensorplay_core.compiled"
 SOURCE = Path(__file__).parent / "launch.c"
@@ -28,24 +28,41 @@ class Launch(Protocol):
         """Launches."""
 
 
+class Token(Protocol):
+    """What a turn is taken with."""
+
+    flag: int
+    """The address of a byte: 1 while it is there. For code that holds the GIL."""
+
+    def take(self) -> None:
+        """Takes it.
+
+        Raises:
+            IndexError: Somebody has it.
+        """
+
+    def give(self, nothing: None, /) -> None:
+        """Brings it back; harmless where it is there."""
+
+
 LaunchType = Callable[
     [
         Callable[..., None],
         int,
-        Callable[[], object],
-        Callable[[None], object],
-        Callable[[], object],
+        Token,
+        Callable[[], object] | tuple[int, int],
         Callable[[object], Any],
         Callable[[Any, Any], None],
         int,
     ],
     Launch,
 ]
-"""``(python, native, take, give, current, target, failed, function)``.
+"""``(python, native, token, current, target, failed, function)``.
 
 ``python`` is the launch in Python, which serves what is unusual; ``native`` the handle of the
-executable; ``take`` and ``give`` those of its turn; ``current`` returns the current stream or its
-handle, ``target`` the handle of a stream; ``failed(code, handle)`` serves a launch that the driver
+executable; ``token`` that of its turn; ``current`` returns the current stream or its handle, or is
+the address of a C function ``intptr_t (int)`` that returns the handle, and its argument;
+``target`` returns the handle of a stream; ``failed(code, handle)`` serves a launch that the driver
 refused; ``function`` is the address of ``cuGraphLaunch``.
 """
 
@@ -61,6 +78,11 @@ _module: Any = look_for(f"{__name__}.launch", place, BUILD)
 def launch_type() -> LaunchType | None:
     """The type of launches; None if the library is not there or switched off."""
     return None if _module is None else _module.Launch
+
+
+def make_token() -> Token | None:
+    """A token that the launch in C can take without a call; None if there is no such launch."""
+    return None if _module is None else _module.Token()
 
 
 def summary() -> str:

@@ -1,12 +1,18 @@
 /* The launch of an executable in the common case, with no frame of Python's around it.
  *
- * Launch(python, native, take, give, current, target, failed, function) is called as
- * `python(stream=None)` is, and does what that does: it takes the turn, calls the driver, gives the
- * turn back. What is unusual goes to `python`, with nothing done: a turn that somebody else has, other
- * arguments, and all calls while `plain` is false. A code of the driver's goes to `failed(code,
- * handle)`, errors of `current()` and `target(stream)` to the caller.
+ * Token() is what a turn is taken with: `take()` raises IndexError while somebody has it, `give(None)`
+ * brings it back, and is harmless where it is there. `flag` is the address of a byte, 1 while it is
+ * there, for code that holds the GIL.
  *
- * Between taking the turn and giving it back this thread runs no Python.
+ * Launch(python, native, token, current, target, failed, function) is called as `python(stream=None)`
+ * is, and does what that does: it takes the token, calls the driver, gives the token back. What is
+ * unusual goes to `python`, with nothing done: a token that somebody else has, other arguments, and
+ * all calls while `plain` is false. A code of the driver's goes to `failed(code, handle)`, errors of
+ * `current()` and `target(stream)` to the caller. In place of a callable `current` may be a tuple: the
+ * address of a C function `intptr_t (int)`, which returns the current stream's handle, or -1 with an
+ * error set, and what to call it with; the GIL is held.
+ *
+ * Between taking the token and giving it back this thread runs no Python.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -15,14 +21,96 @@
 #include <structmember.h>
 
 typedef int (*Function)(void *executable, void *stream);
+typedef intptr_t (*Where)(int device);
+
+typedef struct {
+    PyObject_HEAD
+    char there;
+} Token;
+
+static PyTypeObject *token_type;
+
+static PyObject *
+token_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    Token *self;
+    if (PyTuple_GET_SIZE(args) != 0 || (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0)) {
+        PyErr_SetString(PyExc_TypeError, "Token takes no arguments");
+        return NULL;
+    }
+    self = (Token *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->there = 1;
+    return (PyObject *)self;
+}
+
+static void
+token_destroy(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *
+token_take(PyObject *object, PyObject *unused)
+{
+    Token *self = (Token *)object;
+    if (!self->there) {
+        PyErr_SetString(PyExc_IndexError, "somebody has it");
+        return NULL;
+    }
+    self->there = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+token_give(PyObject *object, PyObject *unused)
+{
+    ((Token *)object)->there = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+token_flag(PyObject *object, void *unused)
+{
+    return PyLong_FromVoidPtr(&((Token *)object)->there);
+}
+
+static PyMethodDef token_methods[] = {
+    {"take", token_take, METH_NOARGS, "Takes it, or raises IndexError."},
+    {"give", token_give, METH_O, "Brings it back."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef token_getters[] = {
+    {"flag", token_flag, NULL, "The address of a byte: 1 while it is there.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot token_slots[] = {
+    {Py_tp_new, token_new},
+    {Py_tp_dealloc, token_destroy},
+    {Py_tp_methods, token_methods},
+    {Py_tp_getset, token_getters},
+    {Py_tp_doc, "What a turn is taken with."},
+    {0, NULL},
+};
+
+static PyType_Spec token_spec = {
+    "launch.Token", sizeof(Token), 0, Py_TPFLAGS_DEFAULT, token_slots,
+};
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *python, *take, *give, *current, *target, *failed;
+    Token *token;
+    PyObject *python, *current, *target, *failed;
     PyObject *known; /* the last stream object, whose handle is `handle` */
     void *handle, *native;
     Function function;
+    Where where; /* NULL where `current` has to be called */
+    int device;
     char plain;
 } Launch;
 
@@ -41,8 +129,11 @@ handle_of(Launch *self, PyObject *stream, int *unknown)
 {
     PyObject *number;
     void *handle;
-    if (stream == NULL || stream == Py_None)
+    if (stream == NULL || stream == Py_None) {
+        if (self->where != NULL)
+            return (void *)self->where(self->device);
         stream = PyObject_CallNoArgs(self->current);
+    }
     else
         Py_INCREF(stream);
     if (stream == NULL)
@@ -86,10 +177,10 @@ launch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *na
 {
     Launch *self = (Launch *)object;
     Py_ssize_t given = PyVectorcall_NARGS(nargsf);
-    PyObject *stream = NULL, *turn;
+    PyObject *stream = NULL;
     void *handle, *native = self->native;
     Function function = self->function;
-    int unknown = 0, code;
+    int unknown = 0, code = 0;
 
     if (names != NULL && PyTuple_GET_SIZE(names) == 1 && given == 0 &&
         PyUnicode_Compare(PyTuple_GET_ITEM(names, 0), stream_name) == 0)
@@ -101,32 +192,18 @@ launch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *na
     if (!self->plain)
         return the_long_way(self, args, nargsf, names);
     handle = handle_of(self, stream, &unknown);
-    if (handle == NULL && PyErr_Occurred())
+    if ((handle == NULL || handle == (void *)-1) && PyErr_Occurred())
         return NULL;
     /* Code that this ran may have closed it. */
-    if (unknown || !self->plain)
+    if (unknown || !self->plain || !self->token->there)
         return the_long_way(self, args, nargsf, names);
-    turn = PyObject_CallNoArgs(self->take);
-    if (turn == NULL) {
-        PyErr_Clear();
-        return the_long_way(self, args, nargsf, names);
-    }
-    Py_DECREF(turn);
     /* Whoever changes or closes it does so in a turn. */
-    code = 0;
-    unknown = !self->plain;
-    if (!unknown) {
-        /* A full queue makes the driver wait, for work that may need Python to go on. */
-        Py_BEGIN_ALLOW_THREADS
-        code = function(native, handle);
-        Py_END_ALLOW_THREADS
-    }
-    turn = PyObject_CallOneArg(self->give, Py_None);
-    if (turn == NULL)
-        return NULL;
-    Py_DECREF(turn);
-    if (unknown)
-        return the_long_way(self, args, nargsf, names);
+    self->token->there = 0;
+    /* A full queue makes the driver wait, for work that may need Python to go on. */
+    Py_BEGIN_ALLOW_THREADS
+    code = function(native, handle);
+    Py_END_ALLOW_THREADS
+    self->token->there = 1;
     if (code != 0)
         return PyObject_CallFunction(self->failed, "iN", code, PyLong_FromVoidPtr(handle));
     Py_RETURN_NONE;
@@ -135,10 +212,10 @@ launch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *na
 static PyObject *
 launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *python, *native, *take, *give, *current, *target, *failed, *function;
+    PyObject *python, *native, *token, *current, *target, *failed, *function, *number;
     Launch *self;
-    if (!PyArg_ParseTuple(args, "OO!OOOOOO!:Launch", &python, &PyLong_Type, &native, &take, &give,
-                          &current, &target, &failed, &PyLong_Type, &function))
+    if (!PyArg_ParseTuple(args, "OO!O!OOOO!:Launch", &python, &PyLong_Type, &native, token_type,
+                          &token, &current, &target, &failed, &PyLong_Type, &function))
         return NULL;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "Launch takes no keywords");
@@ -149,14 +226,21 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->vectorcall = launch_call;
     self->python = Py_NewRef(python);
-    self->take = Py_NewRef(take);
-    self->give = Py_NewRef(give);
+    self->token = (Token *)Py_NewRef(token);
     self->current = Py_NewRef(current);
     self->target = Py_NewRef(target);
     self->failed = Py_NewRef(failed);
     self->native = PyLong_AsVoidPtr(native);
     self->function = (Function)PyLong_AsVoidPtr(function);
     self->plain = 1;
+    if (PyTuple_Check(current)) {
+        void *where;
+        if (PyArg_ParseTuple(current, "O!i:Launch", &PyLong_Type, &number, &self->device) &&
+            (where = PyLong_AsVoidPtr(number)) != NULL)
+            self->where = (Where)where;
+        else if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the address of a function is 0");
+    }
     if (PyErr_Occurred()) {
         Py_DECREF(self);
         return NULL;
@@ -170,8 +254,7 @@ launch_traverse(PyObject *object, visitproc visit, void *arg)
     Launch *self = (Launch *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->python);
-    Py_VISIT(self->take);
-    Py_VISIT(self->give);
+    Py_VISIT(self->token);
     Py_VISIT(self->current);
     Py_VISIT(self->target);
     Py_VISIT(self->failed);
@@ -195,8 +278,7 @@ launch_destroy(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     Py_XDECREF(self->python);
-    Py_XDECREF(self->take);
-    Py_XDECREF(self->give);
+    Py_XDECREF(self->token);
     Py_XDECREF(self->current);
     Py_XDECREF(self->target);
     Py_XDECREF(self->failed);
@@ -239,8 +321,10 @@ PyInit_launch(void)
     if (module == NULL)
         return NULL;
     stream_name = PyUnicode_InternFromString("stream");
+    token_type = (PyTypeObject *)PyType_FromSpec(&token_spec);
     type = PyType_FromSpec(&launch_spec);
-    if (stream_name == NULL || type == NULL ||
+    if (stream_name == NULL || token_type == NULL || type == NULL ||
+        PyModule_AddType(module, token_type) < 0 ||
         PyModule_AddType(module, (PyTypeObject *)type) < 0) {
         Py_XDECREF(type);
         Py_DECREF(module);

@@ -37,16 +37,26 @@ class Parts(Protocol):
     def Same(
         self,
         whole: Sequence[list[Any] | dict[Any, Any]],
-        parts: Sequence[tuple[dict[str, Any], Sequence[str]]],
-        sized: Sequence[dict[Any, Any]],
-        classed: Sequence[object],
+        parts: Sequence[tuple[dict[str, Any], Sequence[str]]] = (),
+        sized: Sequence[dict[Any, Any]] = (),
+        classed: Sequence[object] = (),
+        named: Sequence[tuple[object, str]] = (),
         /,
     ) -> Callable[[], bool]:
-        """Whether lists and dicts hold the very objects that they hold now.
+        """Whether lists, dicts and attributes hold the very objects that they hold now.
 
-        Of each in ``whole`` every entry counts, of each dict in ``parts`` the keys beside it, of
-        each in ``sized`` how many it has, of each object in ``classed`` its class.
+        Of each in ``whole`` every entry counts, of each dict in ``parts`` the keys beside it and
+        how many it has, of each in ``sized`` only that, of each object in ``classed`` its class, of
+        each in ``named`` the attribute beside it.
         """
+
+    def Modes(self, kind: str, /) -> Callable[[], bool]:
+        """Whether autocast on that kind of device and the default dtype are what they are now."""
+
+    def All(
+        self, checks: Sequence[Callable[[], object]], otherwise: Callable[[], bool], /
+    ) -> Callable[[], bool]:
+        """True if all checks, asked in order, say yes; else what ``otherwise`` says."""
 
     def Rail(
         self,

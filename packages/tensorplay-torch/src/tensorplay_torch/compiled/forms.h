@@ -31,9 +31,10 @@ struct Form {
         strides(tensor.strides().vec()),
         nbytes(tensor.nbytes()) {}
 
+  bool fits(const at::Tensor& tensor) const { return fits(*tensor.unsafeGetTensorImpl()); }
+
   // The stride of a dimension of size 1 addresses nothing, and no dimension does in an empty one.
-  bool fits(const at::Tensor& tensor) const {
-    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  bool fits(const c10::TensorImpl& impl) const {
     if (!(kind_of(impl) == kind) || impl.dtype() != dtype || impl.device() != device) return false;
     auto given = impl.sizes();
     if (given != c10::IntArrayRef(sizes)) return false;
@@ -63,11 +64,14 @@ inline const at::Tensor& tensor(PyObject* object) {
 }
 
 // Where the first element is; nothing is materialised. 0 where there is no memory.
-inline uintptr_t address(const at::Tensor& tensor) {
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!impl.has_storage()) return 0;
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+inline uintptr_t address(const c10::TensorImpl& impl) {
+  const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || impl.numel() == 0) return 0;
+  uintptr_t start = reinterpret_cast<uintptr_t>(storage->data());
+  return start == 0 ? 0 : start + static_cast<size_t>(impl.storage_offset()) * impl.itemsize();
 }
+
+inline uintptr_t address(const at::Tensor& tensor) { return address(*tensor.unsafeGetTensorImpl()); }
 
 inline std::vector<Form> forms_of(const Sequence& tensors) {
   std::vector<Form> found;
@@ -81,8 +85,9 @@ struct Forms {
 
   explicit Forms(PyObject* args) : forms(forms_of(sequence(only(args)))) {}
 
-  PyObject* call(PyObject* args, PyObject*) const {
-    Sequence given(only(args));
+  PyObject* call(Given arguments) const {
+    arguments.expect(1);
+    Sequence given(arguments.items[0]);
     if (!given || given.size() != forms.size()) Py_RETURN_FALSE;
     for (size_t place = 0; place < forms.size(); place++) {
       const at::Tensor* one = plain(given[place]);
@@ -99,40 +104,61 @@ struct Forms {
 
 // Unmoved(tensors): whether these are what they were, where they were.
 struct Unmoved {
+  // What is looked at lies in a row, and is read from front to end.
   struct One {
-    Ref object;
+    PyObject* object;
     uintptr_t address;
+    c10::DispatchKeySet kind;
+    caffe2::TypeMeta dtype;
+    c10::Device device;
     bool requires_grad;
-    Form form;
+    size_t dimensions;
   };
   std::vector<One> held;
+  std::vector<int64_t> lengths;  // Sizes and strides, of one after the other.
+  std::vector<Form> forms;
+  std::vector<Ref> objects;
 
   explicit Unmoved(PyObject* args) {
     Sequence tensors = sequence(only(args));
     for (size_t place = 0; place < tensors.size(); place++) {
       const at::Tensor& one = tensor(tensors[place]);
-      held.push_back({Ref::to(tensors[place]), address(one), one.requires_grad(), Form(one)});
+      const Form& form = forms.emplace_back(one);
+      objects.push_back(Ref::to(tensors[place]));
+      held.push_back({tensors[place], address(one), form.kind, form.dtype, form.device,
+                      one.requires_grad(), form.sizes.size()});
+      lengths.insert(lengths.end(), form.sizes.begin(), form.sizes.end());
+      lengths.insert(lengths.end(), form.strides.begin(), form.strides.end());
     }
   }
 
-  PyObject* call(PyObject*, PyObject*) const {
+  bool holds() const {
+    const int64_t* expected = lengths.data();
     for (const One& one : held) {
       // Read through the object: torch can swap what stands behind two of them.
-      const at::Tensor& now = THPVariable_Unpack(one.object.get());
-      if (!now.defined() || !one.form.fits(now) || address(now) != one.address ||
-          now.requires_grad() != one.requires_grad) {
-        Py_RETURN_FALSE;
+      const at::Tensor& tensor = THPVariable_Unpack(one.object);
+      if (!tensor.defined()) return false;
+      const c10::TensorImpl& now = *tensor.unsafeGetTensorImpl();
+      if (!(kind_of(now) == one.kind) || now.dtype() != one.dtype || now.device() != one.device ||
+          address(now) != one.address || now.requires_grad() != one.requires_grad) {
+        return false;
       }
+      bool equal = now.sizes() == c10::IntArrayRef(expected, one.dimensions) &&
+                   now.strides() == c10::IntArrayRef(expected + one.dimensions, one.dimensions);
+      if (!equal && !forms[static_cast<size_t>(&one - held.data())].fits(now)) return false;
+      expected += 2 * one.dimensions;
     }
-    Py_RETURN_TRUE;
+    return true;
+  }
+
+  PyObject* call(Given given) const {
+    given.expect(0);
+    return PyBool_FromLong(holds());
   }
 
   template <class Show>
   int visit(Show& show) const {
-    for (const One& one : held) {
-      if (int stop = show(one.object)) return stop;
-    }
-    return 0;
+    return visit_all(objects, show);
   }
 };
 

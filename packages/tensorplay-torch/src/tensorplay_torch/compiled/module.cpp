@@ -1,14 +1,13 @@
 // What a call of a captured graph does in each launch, compiled. The same in Python is the
 // specification: each part here either does just that or leaves it to Python.
 
+#include "all.h"
 #include "calls.h"
 #include "forms.h"
 #include "rail.h"
 #include "same.h"
 
 using namespace tensorplay;
-
-static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
 
 static PyMethodDef functions[] = {
     {"aliases", aliases, METH_O, nullptr},
@@ -24,10 +23,12 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "parts", nullptr, -1, fu
 PyMODINIT_FUNC PyInit_parts() {
   HANDLE_TH_ERRORS
   Ref module = owned(PyModule_Create(&definition));
-  Object<Forms>::add(module.get(), "parts.Forms", none, "Tensors that others are compared with.");
-  Object<Unmoved>::add(module.get(), "parts.Unmoved", none, "Tensors that must stay as they are.");
-  Object<Same>::add(module.get(), "parts.Same", none, "Lists and dicts that must hold the same.");
-  Object<Rail>::add(module.get(), "parts.Rail", none, "A staged launch.");
+  Object<Forms>::add(module.get(), "parts.Forms", "Tensors that others are compared with.");
+  Object<Unmoved>::add(module.get(), "parts.Unmoved", "Tensors that must stay as they are.");
+  Object<Same>::add(module.get(), "parts.Same", "Lists and dicts that must hold the same.");
+  Object<Modes>::add(module.get(), "parts.Modes", "Modes of this thread that must be the same.");
+  Object<All>::add(module.get(), "parts.All", "Checks that must all say yes.");
+  Object<Rail>::add(module.get(), "parts.Rail", "A staged launch.");
   return module.release();
   END_HANDLE_TH_ERRORS
 }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <Python.h>
+#include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -49,6 +51,7 @@ inline Ref owned(PyObject* object) {
 // A list or a tuple.
 class Sequence {
  public:
+  Sequence() : size_(0) {}
   explicit Sequence(PyObject* object) : size_(-1) {
     if (PyTuple_Check(object) || PyList_Check(object)) {
       size_ = PySequence_Fast_GET_SIZE(object);
@@ -70,18 +73,38 @@ inline Sequence sequence(PyObject* object) {
   return found;
 }
 
-// The one argument of a call.
+// The one argument that an object is made of.
 inline PyObject* only(PyObject* args) {
   if (PyTuple_GET_SIZE(args) != 1) refuse(PyExc_TypeError, "expected one argument");
   return PyTuple_GET_ITEM(args, 0);
 }
 
+// The arguments of a call, as Python's vectorcall hands them over.
+struct Given {
+  PyObject* const* items;
+  size_t flags;
+  PyObject* names;
+
+  size_t size() const { return static_cast<size_t>(PyVectorcall_NARGS(flags)); }
+  bool named() const { return names != nullptr && PyTuple_GET_SIZE(names) > 0; }
+  void expect(size_t count) const {
+    if (size() != count || named()) refuse(PyExc_TypeError, "expected another number of arguments");
+  }
+};
+
 // A Python type whose instances hold a `T`. `T` is made of a tuple of arguments, is called
-// (`PyObject* call(PyObject* args, PyObject* kwargs)`), and shows its references to the collector (`visit`).
+// (`PyObject* call(Given)`), and shows its references to the collector (`visit`).
 template <class T>
 struct Object {
   PyObject_HEAD;
   T* inside;
+  vectorcallfunc vectorcall;
+  inline static PyTypeObject* type = nullptr;
+
+  // What is in an object of this very type; null in others.
+  static T* in(PyObject* object) {
+    return Py_TYPE(object) == type ? reinterpret_cast<Object*>(object)->inside : nullptr;
+  }
 
   static T& of(PyObject* self) {
     T* found = reinterpret_cast<Object*>(self)->inside;
@@ -89,18 +112,19 @@ struct Object {
     return *found;
   }
 
-  static PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+  static PyObject* create(PyTypeObject* made_of, PyObject* args, PyObject*) {
     HANDLE_TH_ERRORS
     auto made = std::make_unique<T>(args);
-    auto* self = reinterpret_cast<Object*>(owned(type->tp_alloc(type, 0)).release());
+    auto* self = reinterpret_cast<Object*>(owned(made_of->tp_alloc(made_of, 0)).release());
     self->inside = made.release();
+    self->vectorcall = call;
     return reinterpret_cast<PyObject*>(self);
     END_HANDLE_TH_ERRORS
   }
 
-  static PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static PyObject* call(PyObject* self, PyObject* const* items, size_t flags, PyObject* names) {
     HANDLE_TH_ERRORS
-    return of(self).call(args, kwargs);
+    return of(self).call(Given{items, flags, names});
     END_HANDLE_TH_ERRORS
   }
 
@@ -119,27 +143,33 @@ struct Object {
   }
 
   static void destroy(PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
+    PyTypeObject* own = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    own->tp_free(self);
+    Py_DECREF(own);
   }
 
-  static void add(PyObject* module, const char* name, PyMethodDef* methods, const char* doc) {
+  static void add(PyObject* module, const char* name, const char* doc) {
+    static PyMemberDef members[] = {
+        {"__vectorcalloffset__", T_PYSSIZET, offsetof(Object, vectorcall), READONLY, nullptr},
+        {nullptr, 0, 0, 0, nullptr},
+    };
     PyType_Slot slots[] = {
         {Py_tp_new, reinterpret_cast<void*>(create)},
-        {Py_tp_call, reinterpret_cast<void*>(call)},
+        {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
         {Py_tp_clear, reinterpret_cast<void*>(clear)},
         {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-        {Py_tp_methods, methods},
+        {Py_tp_members, members},
         {Py_tp_doc, const_cast<char*>(doc)},
         {0, nullptr},
     };
-    PyType_Spec spec = {name, sizeof(Object), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
-    Ref type = owned(PyType_FromSpec(&spec));
-    if (PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) < 0) raise();
+    constexpr unsigned flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+    PyType_Spec spec = {name, sizeof(Object), 0, flags, slots};
+    type = reinterpret_cast<PyTypeObject*>(owned(PyType_FromSpec(&spec)).release());
+    if (PyModule_AddType(module, type) < 0) raise();
   }
 };
 

@@ -64,6 +64,7 @@ struct Rail {
   std::vector<std::pair<uintptr_t, uintptr_t>> spans;  // Of the buffers, in order.
   void *graph, *node;
   unsigned char* table;
+  char* turn;  // 1 while it is there; null where `take` and `give` have to be called.
   KernelNode kernel;
   Driver driver;
   std::vector<uintptr_t> known;  // The addresses set last, and what `keep.sets` was then.
@@ -89,7 +90,7 @@ struct Rail {
     // Nothing may fail between taking the turn and giving it back.
     known.reserve(inputs.size() + results.size());
     Sequence track = sequence(args[3]);
-    if (track.size() != 17) refuse(PyExc_TypeError, "unknown track");
+    if (track.size() != 18) refuse(PyExc_TypeError, "unknown track");
     executable = Ref::to(track[0]);
     generation = PyLong_AsLongLong(track[1]);
     dead = Ref::to(track[2]);
@@ -106,7 +107,8 @@ struct Rail {
     kernel.block[0] = count(track[13]);
     kernel.parameters = static_cast<void**>(pointer(track[14]));
     table = static_cast<unsigned char*>(pointer(track[15]));
-    special = PyObject_IsTrue(track[16]);
+    turn = static_cast<char*>(pointer(track[16]));
+    special = PyObject_IsTrue(track[17]);
     Sequence functions = sequence(args[4]);
     if (functions.size() != 3) refuse(PyExc_TypeError, "expected three functions");
     driver.launch = reinterpret_cast<int (*)(void*, void*)>(pointer(functions[0]));
@@ -122,11 +124,11 @@ struct Rail {
     if (PyErr_Occurred()) raise();
   }
 
-  PyObject* call(PyObject* args, PyObject* kwargs) {
-    if (kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0) {
-      if (PyObject* made = launch(only(args))) return made;
+  PyObject* call(Given given) {
+    if (given.size() == 1 && !given.named()) {
+      if (PyObject* made = launch(given.items[0])) return made;
     }
-    return PyObject_Call(long_way.get(), args, kwargs);
+    return PyObject_Vectorcall(long_way.get(), given.items, given.flags, given.names);
   }
 
   // The results, or null, with nothing done, for what is to go the long way.
@@ -155,14 +157,9 @@ struct Rail {
     Ref handle = owned(PyObject_CallOneArg(current.get(), device.get()));
     void* stream = pointer(handle.get());
     if (special && reinterpret_cast<uintptr_t>(stream) <= 2) return nullptr;
-    Ref turn(PyObject_CallNoArgs(take.get()));
-    if (!turn) {
-      PyErr_Clear();
-      return nullptr;
-    }
+    if (!taken()) return nullptr;
     bool done = usual(stream) && issue(addresses.data(), addresses.size(), stream);
-    Ref given_back(PyObject_CallOneArg(give.get(), Py_None));
-    if (!given_back) raise();
+    give_back();
     if (!done) return nullptr;
     Ref tuple = owned(PyTuple_New(static_cast<Py_ssize_t>(made.size())));
     for (size_t place = 0; place < made.size(); place++) {
@@ -170,6 +167,21 @@ struct Rail {
       PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(place), one);
     }
     return tuple.release();
+  }
+
+  bool taken() const {
+    if (turn != nullptr) return std::exchange(*turn, 0) != 0;
+    Ref said(PyObject_CallNoArgs(take.get()));
+    if (!said) PyErr_Clear();
+    return static_cast<bool>(said);
+  }
+
+  void give_back() const {
+    if (turn != nullptr) {
+      *turn = 1;
+    } else {
+      owned(PyObject_CallOneArg(give.get(), Py_None));
+    }
   }
 
   // New memory, for work on the current stream.

@@ -114,9 +114,9 @@ class Watch:
     def _all_at_once(self) -> Callable[[], bool]:
         """Whether modules hold the tensors that they hold now, as they are now."""
         assert self._compiled is not None, "asked for where they are"
-        held = self._compiled.Same(self._holding, [], [], [])
+        held = self._compiled.Same(self._holding)
         unmoved = self._compiled.Unmoved(self._tensors)
-        return lambda: held() and unmoved()
+        return self._compiled.All([held, unmoved], bool)
 
     def glance(self) -> bool:
         """A look by a call without gradients; True if something changed."""

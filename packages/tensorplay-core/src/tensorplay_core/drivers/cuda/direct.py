@@ -29,16 +29,14 @@ def direct(
     What else a launch may have to go through (other devices, order among executables, liveness,
     a framework's own replay, a closed graph) is rebound to, and Python's.
     """
-    made_of, hot = launch_type(), work.hot
-    if made_of is None or hot.handle is not int:
+    made_of, hot, token = launch_type(), work.hot, executable.turn.token
+    if made_of is None or token is None or hot.handle is not int:
         return launch, rebind
     made = made_of(
         launch,
         int(executable.native),
-        executable.turn.take,
-        executable.turn.give,
-        # A framework's stream object may be had without Python's help, its handle not.
-        getattr(executable.current, "stream", executable.current),
+        token,
+        getattr(executable.current, "function", executable.current),
         executable.target,
         failed,
         address(work, "cuGraphLaunch"),

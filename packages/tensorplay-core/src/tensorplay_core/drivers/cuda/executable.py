@@ -45,7 +45,7 @@ class CudaExecutable:
             handle is that stream. It enqueues and returns.
         target: Turns a stream (None: the current one) into what the calls of ``hot`` take.
         current: Returns the handle of this thread's current stream on the device. Its attribute
-            ``stream``, if a framework gave it one, returns that stream as an object.
+            ``function``, if a framework gave it one, is what the launch in C asks in its place.
         elsewhere: Of what ``target`` gives: True if it means another device's stream in this
             thread as it is; None where there is one device.
         template: What it runs now, to make further executables of.

@@ -53,6 +53,8 @@ class Track(NamedTuple):
     """Address of the kernel's parameters."""
     table: int
     """Where the addresses go, 8 bytes each: those of the inputs, then those of the results."""
+    turn: int
+    """The address of a byte, 1 while the turn is there to be taken; 0 if there is none such."""
     special: bool
     """On several devices the handles 0, 1 and 2 mean a stream of whichever is current."""
 
@@ -83,6 +85,7 @@ def track(staged: StagedLaunch) -> Track | None:
         threads=ptx.COPY_THREADS,
         parameters=table.address,
         table=table.start,
+        turn=0 if staged.turn.token is None else staged.turn.token.flag,
         special=executable.elsewhere is not None,
     )
 

@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import starmap
 from types import TracebackType
 
+from tensorplay_core.compiled import make_token
 from tensorplay_core.errors import ReplayError
 
 __all__ = ["Turn"]
@@ -43,13 +45,17 @@ class Turn:
 
     Args:
         subject: What errors call what it is the turn of.
+
+    Attributes:
+        token: The token, where the launch in C is built.
     """
 
     def __init__(self, subject: str = "a graph") -> None:
         # At most one: giving back what an interrupted `take` may or may not have taken is safe.
-        token: deque[None] = deque([None], maxlen=1)
-        self.take = token.pop
-        self.give = token.append
+        self.token = made = make_token()
+        queue: deque[None] = deque([None], maxlen=1)
+        self.take: Callable[[], None] = queue.pop if made is None else made.take
+        self.give: Callable[[None], None] = queue.append if made is None else made.give
         self._subject = subject
         self._owner: int | None = None
 

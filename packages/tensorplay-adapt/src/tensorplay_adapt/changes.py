@@ -1,0 +1,61 @@
+"""Whether all that a captured step stands on is as it was, asked in each call; and following it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tensorplay_torch.compiled import parts
+
+from .dependencies import Dependencies
+from .groups import Groups
+from .hyperparameters import Hyperparameters
+from .recipe import Recipe
+
+__all__ = ["Changes"]
+
+
+class Changes:
+    """See the module.
+
+    Args:
+        recipe: The step, as it was just captured.
+        hyperparameters: Its numbers.
+
+    Attributes:
+        unchanged: Called without arguments it returns True if nothing changed, or False if that
+            needs a closer look: see ``follow``.
+        dependencies: What nothing can follow.
+        groups: The optimizer's groups, whose numbers can be followed.
+    """
+
+    def __init__(self, recipe: Recipe, hyperparameters: Hyperparameters) -> None:
+        self.dependencies = Dependencies(recipe)
+        self.groups = Groups(recipe.optimizer, hyperparameters)
+        self.unchanged = self._look()
+
+    def _look(self) -> Callable[[], bool]:
+        dependencies, groups = self.dependencies.unchanged, self.groups.unchanged
+
+        def unchanged() -> bool:
+            return dependencies() and groups()
+
+        compiled = parts()
+        if compiled is None:
+            return unchanged
+        return compiled.All([*self.dependencies.checks, *self.groups.checks], unchanged)
+
+    def follow(self) -> bool:
+        """Makes the graphs compute with what there is now; False if that cannot be."""
+        same = self.dependencies.unchanged()
+        if not same and any(True for _ in self.dependencies.differences()):
+            return False
+        if not self.groups.follow():
+            return False
+        if not same:
+            self.dependencies.watching.note()
+        self.unchanged = self._look()
+        return True
+
+    def said(self) -> tuple[str, ...]:
+        """What changed that cannot be followed, one line each."""
+        return (*self.dependencies.differences(), *self.groups.differences())
