@@ -141,7 +141,9 @@ class Dependencies:
                 and all(map(is_, values, states))
                 and not any(empty)
                 and is_held(list(flat(views)))
-                and all(group.get("params") is one for group, one in zip(groups, lists))
+                and all(
+                    group.get("params") is one for group, one in zip(groups, lists, strict=True)
+                )
                 and list(map(len, lists)) == lengths
                 and all(map(is_, flat(lists), steered))
             )
