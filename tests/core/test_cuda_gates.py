@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core.discovery import load_card
-from tensorplay_core.drivers.cuda import floors, kernels, topology, updating
+from tensorplay_core.drivers.cuda import floors, gaps, kernels, topology, updating
 from tensorplay_core.drivers.cuda.arrays import DeviceArray
 from tensorplay_core.drivers.cuda.captures import Conditional, CudaCapture
 from tensorplay_core.drivers.cuda.conditional import Conditionals
@@ -281,45 +281,64 @@ def test_nodes_are_counted_by_one_call() -> None:
     assert [name for name, _ in driver.made] == ["cuGraphGetNodes"]
 
 
-def test_nodes_between_two_operations_are_found_and_read() -> None:
-    driver = Driver(13000)
-    made = {"root": ["a"], "body": []}
+ROOT, BODY = 100, 200
+
+
+@pytest.fixture(params=["in Python", "in C"])
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets graphs be counted in one of both ways, by what a dict holds."""
+    made: dict[int, list[str] | None] = {ROOT: ["a"], BODY: []}
+
+    def count(function: int, graph: int) -> int:
+        assert function == 7
+        nodes = made[graph]
+        return -1 if nodes is None else len(nodes)
+
+    in_c = request.param == "in C"
+    monkeypatch.setattr(gaps, "counter", lambda: count if in_c else None)
+    monkeypatch.setattr(gaps, "address", lambda work, name: 7)
+    return made
+
+
+def test_nodes_between_two_operations_are_found_and_read(counted: Any) -> None:
+    driver, made = Driver(13000), counted
     driver.answers["cuGraphGetNodes"] = lambda graph, count=0: (
         made[graph][:count],
         len(made[graph]),
     )
     plugin = Conditionals(driver)
-    capture = CudaCapture(device=GPU, stream=5, graph="root")
-    gaps, read = plugin.gaps(capture), []
+    capture = CudaCapture(device=GPU, stream=5, graph=ROOT)
+    found, read = plugin.gaps(capture), []
 
     def words(work: Any, nodes: Any) -> set[int]:
         read.extend(nodes)
         return {7}
 
-    gaps.pass_over()
-    gaps.look()
-    assert not gaps
-    made["root"] += ["foreign 1", "foreign 2"]
-    gaps.look()
-    made["root"].append("ours")
-    gaps.pass_over()
-    capture.open.append(SimpleNamespace(graph="body"))  # type: ignore[arg-type]
-    made["body"].append("foreign in the body")
-    gaps.look()
+    found.pass_over()
+    found.look()
+    assert not found
+    made[ROOT] += ["foreign 1", "foreign 2"]
+    found.look()
+    made[ROOT].append("ours")
+    found.pass_over()
+    capture.open.append(SimpleNamespace(graph=BODY))  # type: ignore[arg-type]
+    made[BODY].append("foreign in the body")
+    found.look()
     capture.open.clear()
-    gaps.look()
-    assert gaps
+    found.look()
+    assert found
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensorplay_core.drivers.cuda.operands.mentioned_by", words)
-        assert gaps.words() == {7}
+        assert found.words() == {7}
     assert read == ["foreign 1", "foreign 2", "foreign in the body"]
 
 
-def test_nodes_of_a_broken_capture_are_not_counted() -> None:
+def test_nodes_of_a_broken_capture_are_not_counted(counted: Any) -> None:
     driver = Driver(13000)
     plugin = Conditionals(driver)
+    counted[ROOT] = None
     driver.__dict__["cuGraphGetNodes"] = lambda graph, count=0: (900, None, None)
-    gaps = plugin.gaps(CudaCapture(device=GPU, stream=5, graph="root"))
-    gaps.look()
-    gaps.pass_over()
-    assert not gaps
+    found = plugin.gaps(CudaCapture(device=GPU, stream=5, graph=ROOT))
+    found.look()
+    found.pass_over()
+    assert not found

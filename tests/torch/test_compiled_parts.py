@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tensorplay_torch import compiled
-from tensorplay_torch.resources.signatures import differences
+from tensorplay_torch.resources.signatures import PLAIN, differences
+from tensorplay_torch.resources.storages import key_of
+from tensorplay_torch.tracking.operands import _strangers
+from tensorplay_torch.tracking.operations import tensors_in
 
 BUILT = compiled.parts()
 
@@ -179,7 +182,7 @@ HOW = {
     ),
 )
 def test_any_change_of_a_dict_is_seen(entries, names, changes):
-    """Values are compared as objects: an equal one is another."""
+    """Keys and values are compared as objects: an equal one is another."""
     assert BUILT is not None
     owner = Thing()
     vars(owner).update({key: [value] for key, value in entries.items()})
@@ -188,7 +191,7 @@ def test_any_change_of_a_dict_is_seen(entries, names, changes):
     parts = BUILT.Same([], [(dict_of, tuple(names))])
     sized = BUILT.Same([], [], [dict_of])
     before = dict(dict_of)
-    order = list(dict_of)
+    order = list(map(id, dict_of))
     for how, key, back in changes:
         HOW[how](owner, key, before[key] if back and key in before else [9])
         # However often it is asked, and whatever it was asked before.
@@ -196,7 +199,7 @@ def test_any_change_of_a_dict_is_seen(entries, names, changes):
             key: id(value) for key, value in before.items()
         }
         for _ in range(2):
-            assert whole() is (same and list(dict_of) == order)
+            assert whole() is (same and list(map(id, dict_of)) == order)
             size = len(dict_of) == len(before)
             assert parts() is (
                 size and all(dict_of.get(name) is before.get(name) for name in names)
@@ -369,6 +372,50 @@ def test_what_a_check_raises_comes_out(parts):
         parts.All([])
 
 
+# Strangers
+
+
+@given(
+    st.lists(st.sampled_from([*sorted(MADE), "leaf", "nested list", "number 3"]), max_size=4),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_strangers_are_those_that_python_finds(names, known):
+    """But for what requires grad and is no leaf, to which nothing is bound; and all subclasses."""
+    assert BUILT is not None
+    values = [_value(name) for name in names]
+    storages = {}
+    for value, is_known in zip(values, known, strict=False):
+        for tensor in tensors_in([value]) if is_known else ():
+            with contextlib.suppress(NotImplementedError):
+                storages[key_of(tensor)] = is_known
+    found_by_python = list(map(id, _strangers(values, storages)))
+    wanted = [
+        one
+        for one in tensors_in(values)
+        if type(one) not in PLAIN
+        or (
+            id(one) in found_by_python
+            and (one.is_leaf or not one.requires_grad or key_of(one) not in storages)
+        )
+    ]
+    found = BUILT.strangers(values, storages)
+    assert list(map(id, found)) == list(map(id, wanted))
+
+
+def _value(name):
+    if name == "leaf":
+        return torch.zeros(2, requires_grad=True)
+    if name == "nested list":
+        return [torch.zeros(2), (torch.ones(1), None), 1]
+    return 3 if name == "number 3" else MADE[name]()
+
+
+@pytest.mark.parametrize("arguments", [(), ([],), ([], []), ([], {}, 1)])
+def test_strangers_of_other_arguments_are_refused(parts, arguments):
+    with pytest.raises(TypeError):
+        parts.strangers(*arguments)
+
+
 # Lifetimes
 
 
@@ -406,6 +453,7 @@ def test_nothing_is_leaked(parts):
         )()
         parts.All([parts.Modes("cpu"), lambda: True], bool)()
         parts.versions([x, y])
+        parts.strangers([x, [y]], {})
         parts.aliases([y])
     del out
     gc.collect()

@@ -12,7 +12,17 @@ from typing import Any, Protocol
 
 from .places import library, look_for, why_not
 
-__all__ = ["BUILD", "SOURCE", "Launch", "Token", "launch_type", "make_token", "place", "summary"]
+__all__ = [
+    "BUILD",
+    "SOURCE",
+    "Launch",
+    "Token",
+    "counter",
+    "launch_type",
+    "make_token",
+    "place",
+    "summary",
+]
 
 BUILD = "python -m tensorplay_core.compiled"
 SOURCE = Path(__file__).parent / "launch.c"
@@ -83,6 +93,14 @@ def launch_type() -> LaunchType | None:
 def make_token() -> Token | None:
     """A token that the launch in C can take without a call; None if there is no such launch."""
     return None if _module is None else _module.Token()
+
+
+def counter() -> Callable[[int, int], int] | None:
+    """``(function, graph)``: how many nodes a graph has, -1 if the driver does not say.
+
+    ``function`` is the address of ``cuGraphGetNodes``. None if the library is not there.
+    """
+    return None if _module is None else _module.count
 
 
 def summary() -> str:

@@ -12,6 +12,8 @@
  * address of a C function `intptr_t (int)`, which returns the current stream's handle, or -1 with an
  * error set, and what to call it with; the GIL is held.
  *
+ * count(function, graph) asks `cuGraphGetNodes`, at the address `function`, how many nodes there are.
+ *
  * Between taking the token and giving it back this thread runs no Python.
  */
 
@@ -293,6 +295,36 @@ static PyMemberDef launch_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+/* count(function, graph): how many nodes a graph has; -1 if the driver does not say. */
+static PyObject *
+count_nodes(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    int (*function)(void *, void *, size_t *);
+    size_t count = 0;
+    void *graph;
+    if (given != 2) {
+        PyErr_SetString(PyExc_TypeError, "count takes two arguments");
+        return NULL;
+    }
+    function = (int (*)(void *, void *, size_t *))PyLong_AsVoidPtr(args[0]);
+    if (function == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the address of a function is 0");
+        return NULL;
+    }
+    graph = PyLong_AsVoidPtr(args[1]);
+    if (graph == NULL && PyErr_Occurred())
+        return NULL;
+    if (function(graph, NULL, &count) != 0)
+        return PyLong_FromLong(-1);
+    return PyLong_FromSize_t(count);
+}
+
+static PyMethodDef functions[] = {
+    {"count", (PyCFunction)(void (*)(void))count_nodes, METH_FASTCALL, "Counts a graph's nodes."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot launch_slots[] = {
     {Py_tp_new, launch_new},
     {Py_tp_call, PyVectorcall_Call},
@@ -312,7 +344,7 @@ static PyType_Spec launch_spec = {
     launch_slots,
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "launch", NULL, -1, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "launch", NULL, -1, functions};
 
 PyMODINIT_FUNC
 PyInit_launch(void)

@@ -100,6 +100,13 @@ class Parts(Protocol):
     def aliases(self, buffers: Sequence[Any], /) -> tuple[Any, ...]:
         """Tensors over the same memory, without history; writes are counted together."""
 
+    def strangers(self, values: Sequence[Any], known: dict[int, Any], /) -> Sequence[Any]:
+        """The tensors among ``values``, in lists and tuples too, that need a closer look.
+
+        Not those of torch's own classes whose storage, by its address, is a key of ``known``, if
+        they are no leaves that require grad.
+        """
+
     def versions(self, tensors: Sequence[Any], /) -> list[int]:
         """How often each was written."""
 

@@ -6,6 +6,7 @@
 #include "forms.h"
 #include "rail.h"
 #include "same.h"
+#include "strangers.h"
 
 using namespace tensorplay;
 
@@ -13,6 +14,7 @@ static PyMethodDef functions[] = {
     {"aliases", aliases, METH_O, nullptr},
     {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(connect)), METH_FASTCALL, nullptr},
     {"settled", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(settled)), METH_FASTCALL, nullptr},
+    {"strangers", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(strangers)), METH_FASTCALL, nullptr},
     {"written", written, METH_O, nullptr},
     {"versions", versions, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -21,11 +21,9 @@ from tensorplay_core.errors import DriverError
 from tensorplay_torch._private import required
 from tensorplay_torch.resources.bases import Gaps
 from tensorplay_torch.tracking.dispatch import dispatches
-from tensorplay_torch.tracking.operations import Kind, describe
+from tensorplay_torch.tracking.operations import describe
 
 __all__ = ["ForeignWork", "tensors_at"]
-
-NODELESS = (Kind.VIEW, Kind.EMPTY, Kind.METADATA, Kind.QUERY)
 
 
 class ForeignWork:
@@ -49,12 +47,12 @@ class ForeignWork:
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Looks whether nodes came since the last operation."""
-        if not isinstance(func, OpOverload) or describe(func).kind not in NODELESS:
+        if not (isinstance(func, OpOverload) and describe(func).nodeless):
             self.look()
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """The nodes that came meanwhile are the operation's."""
-        if not isinstance(func, OpOverload) or describe(func).kind not in NODELESS:
+        if not (isinstance(func, OpOverload) and describe(func).nodeless):
             self.pass_over()
 
     def read(self) -> None:

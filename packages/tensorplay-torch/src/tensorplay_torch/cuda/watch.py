@@ -7,27 +7,28 @@ numbers are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-from torch._ops import OpOverload
+from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import StaleGraph, TensorplayError
 from tensorplay_core.protocols import CaptureOptions
-from tensorplay_torch.resources.generators import Generators, draws
+from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.tracking.annotated import BackwardScopes
 from tensorplay_torch.tracking.culprit import name_of
 from tensorplay_torch.tracking.dispatch import CaptureDispatch, Listener
 from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import DeviceListener
-from tensorplay_torch.tracking.operations import describe, tensors_in
-from tensorplay_torch.tracking.refusals import Reason, refused, swallowed
+from tensorplay_torch.tracking.refusals import swallowed
 from tensorplay_torch.tracking.state import Bindings
 
 from .broken import of_operation
+from .drawing import Drawing
 from .foreign import ForeignWork, tensors_at
+from .seen import Seen
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Watch"]
 
@@ -48,7 +49,7 @@ class Watch:
         self, device: torch.device, options: CaptureOptions, generators: Generators
     ) -> None:
         self.checks_liveness = options.check_input_liveness
-        self._random = _Random(generators)
+        self._random = Drawing(generators)
         self._generators = generators
         self._listener: DeviceListener | None = None
         if options.track_operands or options.check_input_liveness:
@@ -81,9 +82,11 @@ class Watch:
         looking: list[Listener] = [] if self._scopes is None else [self._scopes]
         if self._listener is not None:
             self._foreign = foreign()
-            looking += [self._listener, self._foreign]
+            looking.append(Seen(self._listener, self._foreign, self._random))
+        elif looking:
+            looking.append(self._random)
         if looking:
-            self._on(CaptureDispatch([*looking, self._random], explain=of_operation))
+            self._on(CaptureDispatch(looking, explain=of_operation))
 
     def stop(self) -> None:
         """Stops. Idempotent.
@@ -205,39 +208,3 @@ class Watch:
     def _on(self, dispatch: CaptureDispatch) -> None:
         dispatch.start()
         self._started.append(dispatch)
-
-
-class _Random:
-    """Sees which operations draw random numbers, from which generators, and what bodies use."""
-
-    def __init__(self, generators: Generators) -> None:
-        self._generators = generators
-        self.drew = self.unsure = False
-        self.bodies = 0
-        self.kept: list[object] = []
-        self.last: object = None
-
-    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.last = func
-        operation = describe(func) if isinstance(func, OpOverload) else None
-        if operation is None or operation.opaque:
-            # What runs inside it is not seen.
-            self.unsure = True
-        if self.bodies:
-            # A body's host memory is none of the pool's: torch would reuse it once it is dropped.
-            self.kept.extend(
-                tensor.untyped_storage()
-                for tensor in (*tensors_in(args), *tensors_in(kwargs.values()))
-                if tensor.device.type == "cpu" and tensor.dim()
-            )
-        if operation is None or not operation.seeded or not draws(operation.func, args, kwargs):
-            return
-        if self.bodies:
-            raise refused(func, Reason.RNG_IN_BODY)
-        self.drew = True
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Generator):
-                self._generators.saw(value)
-
-    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Nothing more is to be seen."""

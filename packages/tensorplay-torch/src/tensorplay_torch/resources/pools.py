@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -76,7 +76,7 @@ class TorchPool:
         self.former: set[Native] = set()
         self.used = False
         self.last: torch.cuda.CUDAGraph | None = None
-        self._captures: Counter[Native] = Counter()
+        self._captures: defaultdict[Native, int] = defaultdict(int)
         self.spoilt = self.tied = self._released = False
         self.drawn = Ranges()
 

@@ -40,16 +40,12 @@ class Listener(Protocol):
         """It has run."""
 
 
-def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return func(*args, **kwargs)
-
-
 class CaptureDispatch(TorchDispatchMode):
     """See the module.
 
     Args:
         listeners: Called in this order.
-        execute: Runs an operation, or does something else in its place.
+        execute: Runs an operation, or does something else in its place; None runs it.
         explain: Given what an operation raised, the operation and the thread that captures, returns
             the error to raise from it in its place, or None.
 
@@ -63,7 +59,7 @@ class CaptureDispatch(TorchDispatchMode):
     def __init__(
         self,
         listeners: Sequence[Listener] = (),
-        execute: Execute = _run,
+        execute: Execute | None = None,
         explain: Explain | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,7 +91,10 @@ class CaptureDispatch(TorchDispatchMode):
             with self._plain():
                 for before in self._before:
                     before(func, args, keywords)
-                result = self._execute(func, args, keywords)
+                execute = self._execute
+                result = (
+                    func(*args, **keywords) if execute is None else execute(func, args, keywords)
+                )
                 for after in self._after:
                     after(func, args, keywords, result)
             return result

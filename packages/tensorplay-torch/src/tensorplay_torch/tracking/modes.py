@@ -62,6 +62,11 @@ class ModeStack:
         stack = None
         try:
             stack = self.modes()
+            if len(stack) == depth + 1 and stack[depth] is mode:  # As it should be.
+                mode.__exit__(None, None, None)
+                if not depth:
+                    _nothing_on()
+                return
             self._take_off(mode, depth)
             if any(one is mode or _is_fleeting(one) for one in self.modes()[depth:]):
                 # An interrupt came between an entry for a single call and its end.

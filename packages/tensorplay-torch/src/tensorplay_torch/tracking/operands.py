@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from tensorplay_core.protocols import CaptureOptions
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.resources.storages import Pins, key_of
 from tensorplay_torch.resources.versions import Versions
 
@@ -58,36 +59,34 @@ class Operands:
         self._clock = 0
         self.retained: dict[int, object] = {}
 
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Takes in an operation that has run or has been recorded."""
+    def see(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        leaf: Callable[[Tensor], object] | None = None,
+    ) -> None:
+        """Takes in an operation that has run or has been recorded.
+
+        ``leaf`` is called with each argument that requires grad and may be a leaf.
+        """
         self._clock += 1
         if self._watched and self._held is not None:
             self._meet(args, kwargs)
         known = self._known
-        for value in args:
-            if isinstance(value, Tensor):
-                try:
-                    # It costs less to look here than to call.
-                    if value.untyped_storage()._cdata not in known:
-                        self._use(value, func)
-                except NotImplementedError:
-                    self._use(value, func)
-            elif isinstance(value, list | tuple):
-                for tensor in tensors_in(value):
-                    self._use(tensor, func)
-        if kwargs:
-            for tensor in tensors_in(kwargs.values()):
+        for values in (args, tuple(kwargs.values())) if kwargs else (args,):
+            for tensor in strangers(values, known):
+                if leaf is not None and tensor.requires_grad:
+                    leaf(tensor)
                 self._use(tensor, func)
         if isinstance(func, OpOverload):
             operation = describe(func)
             if operation.writes:
                 for tensor in operation.written(args, kwargs):
                     self.wrote(tensor)
-        if isinstance(result, Tensor):
-            self._bear(result)
-        else:
-            for tensor in tensors_in((result,)):
-                self._bear(tensor)
+        for tensor in strangers((result,), known):
+            self._bear(tensor)
 
     def own(self, constant: torch.Tensor) -> None:
         """Takes in a tensor made from Python numbers, which no operation fills: it is kept."""
@@ -230,17 +229,9 @@ class DeviceListener:
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes in the operation."""
-        for value in args:
-            if isinstance(value, Tensor):
-                if value.requires_grad:
-                    self.bindings.leaf(value)
-            elif isinstance(value, list | tuple):
-                for tensor in tensors_in(value):
-                    if tensor.requires_grad:
-                        self.bindings.leaf(tensor)
         if func is LIFT_FRESH:
             self.operands.own(result)
-        self.operands.see(func, args, kwargs, result)
+        self.operands.see(func, args, kwargs, result, self.bindings.leaf)
 
     def _on_device(self, args: Sequence[Any]) -> bool:
         return any(tensor.device.type == self._device for tensor in tensors_in(args))
@@ -271,6 +262,26 @@ class DeviceListener:
 
 COPIES = frozenset({"aten.copy_", "aten._to_copy"})
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
+
+
+def _strangers(values: Sequence[Any], known: Mapping[int, Any]) -> list[Tensor]:
+    """The tensors among ``values`` that need a closer look."""
+    return [tensor for tensor in tensors_in(values) if _is_strange(tensor, known)]
+
+
+def _is_strange(tensor: Tensor, known: Mapping[int, Any]) -> bool:
+    if tensor.requires_grad:
+        return True
+    try:
+        return key_of(tensor) not in known
+    except NotImplementedError:
+        return True
+
+
+_compiled = parts()
+strangers: Callable[[Sequence[Any], dict[int, Any]], Sequence[Tensor]] = (
+    _strangers if _compiled is None else _compiled.strangers
+)
 
 
 def _used(func: Any) -> str:

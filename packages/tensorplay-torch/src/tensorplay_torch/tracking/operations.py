@@ -17,7 +17,7 @@ from .refusals import Reason
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Kind", "Operation", "describe", "tensors_in", "value_reason"]
+__all__ = ["Kind", "Operation", "describe", "described", "tensors_in", "value_reason"]
 
 
 class Kind(Enum):
@@ -78,6 +78,7 @@ INDEXING = frozenset(
         "aten._unsafe_index_put",
     }
 )
+NODELESS = (Kind.VIEW, Kind.EMPTY, Kind.METADATA, Kind.QUERY)
 MASK_DTYPES = (torch.bool, torch.uint8)
 TAGGED = frozenset({"aten", "prim", "prims", "profiler", "_c10d_functional", "c10d"})
 """Namespaces of torch's own, whose operations are tagged if they draw random numbers."""
@@ -104,6 +105,7 @@ class Operation:
         python_meta: Its meta kernel is written in Python.
         writes: It changes arguments.
         plain: Neither does it write, wait or draw random numbers, nor may it copy between devices.
+        nodeless: It captures no work.
         opaque: It is nobody's that tells whether it draws random numbers.
     """
 
@@ -116,6 +118,7 @@ class Operation:
         "kind",
         "listed",
         "name",
+        "nodeless",
         "opaque",
         "placed",
         "plain",
@@ -151,6 +154,7 @@ class Operation:
         self._written = tuple((place, argument.name) for place, argument in places.items())
         self._returned = _returned(schema) if self.kind is Kind.WRITE else ()
         self.writes = bool(self._written)
+        self.nodeless = self.kind in NODELESS
         self.opaque = func.namespace not in TAGGED
         self.plain = (
             self.kind in (Kind.VIEW, Kind.FRESH, Kind.EMPTY)
@@ -181,6 +185,11 @@ def describe(func: OpOverload) -> Operation:
 
 
 _described: dict[int, Operation] = {}
+
+
+def described(func: Any) -> Operation | None:
+    """What ``describe`` has said of ``func``; None if it was not asked, or ``func`` is another."""
+    return _described.get(id(func))
 
 
 def value_reason(

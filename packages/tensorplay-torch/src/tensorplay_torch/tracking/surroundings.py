@@ -17,6 +17,13 @@ from . import turns
 __all__ = ["Entered", "Surroundings", "steady_streams"]
 
 
+SWITCHES = {
+    name: (PRIVATE[f"set_{name}"].value, PRIVATE[name].value)
+    for name in ("override_stale_stream", "warn_of_streams")
+}
+"""What sets and what reads each of torch's switches, None where torch has none."""
+
+
 class Surroundings:
     """Grad mode and autocast of this thread, as they were when this was made.
 
@@ -79,7 +86,7 @@ def steady_streams(device: torch.device) -> Iterator[None]:
 
 def _switch(name: str, on: bool, *, default: bool) -> bool:
     """Sets one of torch's switches of that name, if it has it; returns what it was."""
-    write, read = PRIVATE[f"set_{name}"].value, PRIVATE[name].value
+    write, read = SWITCHES[name]
     if write is None:
         return default
     before = bool(read()) if read is not None else default

@@ -19,6 +19,9 @@ def address(work: Work, name: str) -> int:
     Raises:
         DriverCallFailed: The driver has none of that name.
     """
+    if name in work.addresses:
+        return work.addresses[name]
     flags = work.native.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
     found = work.cu.cuGetProcAddress(name.encode(), _VERSION, flags, about=name)
-    return int(found[0])
+    work.addresses[name] = int(found[0])
+    return work.addresses[name]

@@ -72,6 +72,7 @@ class CudaCapture:
         owner: Who began it and will end it, ``""`` if this driver did.
         owned: What the graph keeps alive.
         pools: Pools that allocations come from, the innermost routing last.
+        make_pool: Makes the first, if there is none when one is wanted.
         track: Keep the operands of captured work alive; with ``watch`` notice their death instead.
         conditionals: Conditional nodes added directly to it.
         open: Bodies entered and not left, the innermost last (of the outermost capture only).
@@ -89,6 +90,7 @@ class CudaCapture:
     owner: str = ""
     owned: Owned = field(default_factory=Owned)
     pools: list[CudaPool] = field(default_factory=list)
+    make_pool: Callable[[], CudaPool] | None = None
     track: bool = True
     watch: bool = False
     conditionals: list[Conditional] = field(default_factory=list)
@@ -107,9 +109,12 @@ class CudaCapture:
     @property
     def pool(self) -> CudaPool:
         """Where its work allocates from."""
-        if self.pools or self.parent is None:
-            return self.pools[-1]
-        return self.parent.pool
+        if not self.pools and self.parent is not None:
+            return self.parent.pool
+        if not self.pools and self.make_pool is not None:
+            self.pools.append(self.make_pool())
+            self.owned.keep(self.pools[0])
+        return self.pools[-1]
 
     @property
     def key(self) -> Hashable:

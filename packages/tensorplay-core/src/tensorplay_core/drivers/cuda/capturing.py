@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tensorplay_core.drivers.refusals import refuse_generators
@@ -128,9 +129,8 @@ class Captures(Pools):
             id=info.id,
             owner=owner,
             owned=self._unclaimed.setdefault(info.id, Owned()),
-            pools=[self.tensorplay_pool_create(device)],
+            make_pool=partial(self.tensorplay_pool_create, device),
         )
-        capture.owned.keep(capture.pools[0])
         self.captures[info.id] = capture
         return capture
 

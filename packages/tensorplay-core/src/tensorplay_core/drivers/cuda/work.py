@@ -43,6 +43,8 @@ class Work(Contexts):
         self.captures: weakref.WeakValueDictionary[int, CudaCapture] = weakref.WeakValueDictionary()
         # Held while a capture begins and while a device is waited for: waiting breaks captures.
         self.capture_lock = threading.RLock()
+        # Of the driver's functions, by name.
+        self.addresses: dict[str, int] = {}
         self._services: dict[int, Stream] = {}
         self._shipped: dict[tuple[int, str], Module] = {}
 

@@ -1,0 +1,44 @@
+// Which tensors among the arguments of an operation need a closer look.
+#pragma once
+
+#include "forms.h"
+
+namespace tensorplay {
+
+// True if nothing has to be done for a tensor: its storage, by its address, is a key of `known`, and
+// no gradient will be bound to it.
+inline bool is_known(PyObject* value, PyObject* known) {
+  const at::Tensor* tensor = plain(value);
+  if (tensor == nullptr) return false;
+  const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
+  if (impl.requires_grad() && tensor->is_leaf()) return false;
+  const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr) return false;
+  Ref key = owned(PyLong_FromVoidPtr(const_cast<c10::StorageImpl*>(storage)));
+  int found = PyDict_Contains(known, key.get());
+  if (found < 0) raise();
+  return found != 0;
+}
+
+inline void collect(PyObject* value, PyObject* known, Ref& found) {
+  if (THPVariable_Check(value)) {
+    if (is_known(value, known)) return;
+    if (!found) found = owned(PyList_New(0));
+    if (PyList_Append(found.get(), value) < 0) raise();
+  } else if (Sequence items(value); items) {
+    for (size_t place = 0; place < items.size(); place++) collect(items[place], known, found);
+  }
+}
+
+// strangers(values, known): the tensors among `values`, in lists and tuples too, but for those that
+// `is_known` says yes to.
+inline PyObject* strangers(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 2 || !PyDict_Check(args[1])) refuse(PyExc_TypeError, "expected values and a dict");
+  Ref found;
+  collect(args[0], args[1], found);
+  return found ? found.release() : owned(PyTuple_New(0)).release();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace tensorplay
