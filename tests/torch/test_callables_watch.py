@@ -13,7 +13,10 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import tensorplay_torch as tp
+from tensorplay_core.errors import StaleGraph
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing import registrations
+from tensorplay_torch.graphing.watch import FEW
 
 SCALE = 2.0
 LIMITS = {"low": 0.25, "pair": [1.0, 2.0]}
@@ -271,3 +274,24 @@ def test_another_forward_of_a_library_s_module_is_noticed(device, place):
     with pytest.raises(tp.StaleGraph, match="forward"):
         for _ in range(10):
             module(x)
+
+
+@pytest.mark.skipif(parts() is None, reason="the compiled parts are not in use")
+@pytest.mark.parametrize("count", [FEW - 1, FEW, 4 * FEW])
+def test_of_few_tensors_each_call_without_gradients_looks_at_all(device, count):
+    weights = nn.ParameterList([nn.Parameter(rand(device, 2)) for _ in range(count)])
+    module = nn.Module()
+    module.weights = weights
+    module.forward = lambda x: x * sum(weights)
+    with torch.no_grad():
+        graphed = tp.make_graphed_callables(module, (rand(device, 2),))
+        x = rand(device, 2)
+        for _ in range(3):
+            graphed(x)
+        weights[-1].data = rand(device, 2)
+        calls = 0
+        with pytest.raises(StaleGraph, match=rf"weights.{count - 1}"):
+            for _ in range(20 * count):
+                graphed(x)
+                calls += 1
+    assert (calls == 0) is (count <= FEW)

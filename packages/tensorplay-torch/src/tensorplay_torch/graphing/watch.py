@@ -2,15 +2,15 @@
 
 A graph reads parameters and buffers where they were, and numbers as they were. A parameter, buffer
 or submodule that is set on a module is noticed by the next call. With compiled parts so is whatever
-becomes of a parameter's or a buffer's memory by the next call with gradients. Otherwise looking for
-that would cost more than the launch, so each call looks at some in turn, for less than 3 % of its
-time: at one parameter without gradients, at four with. Whatever changes all parameters at once
-(``.to()``, ``requires_grad_()``, ``functional_call``) is noticed by the next call, and one that was
-moved or frozen by itself after as many calls as a round takes. Every call with gradients, and every
-sixteenth without, looks at something else: at a buffer, at a submodule (its mode, its hooks, its
-class), at four values that code finds by name: in attributes, globals and closures, and what is in
-the lists, dicts and objects there; or at the forms of two tensors, which may change where the
-memory stays.
+becomes of a parameter's or a buffer's memory, by the next call with gradients and, if they are few,
+without. Otherwise looking for that would cost more than the launch, so each call looks at some in
+turn, for less than 3 % of its time: at one parameter without gradients, at four with. Whatever
+changes all parameters at once (``.to()``, ``requires_grad_()``, ``functional_call``) is noticed by
+the next call, and one that was moved or frozen by itself after as many calls as a round takes.
+Every call with gradients, and every sixteenth without, looks at something else: at a buffer, at a
+submodule (its mode, its hooks, its class), at four values that code finds by name: in attributes,
+globals and closures, and what is in the lists, dicts and objects there; or at the forms of two
+tensors, which may change where the memory stays.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ LOOKS = 4
 """How many parameters a call with gradients looks at."""
 SELDOM = 16
 """Every so many calls without gradients look at something else as well."""
+FEW = 16
+"""So many tensors cost a call without gradients no more, compiled, than a look at one in Python."""
 HOLDING = ("_parameters", "_buffers", "_modules")
 
 
@@ -95,6 +97,7 @@ class Watch:
         self._holding = [vars(one)[kind] for one in reached.modules.values() for kind in HOLDING]
         self._tensors = [entry.value for entry in (*self._often, *buffers)]
         self._compiled = parts() if all(type(one) in PLAIN for one in self._tensors) else None
+        self._few = self._compiled is not None and len(self._tensors) <= FEW
         if self._compiled is not None:
             self._holds = self._all_at_once()
             taken = {*map(id, buffers), *map(id, forms)}
@@ -120,9 +123,9 @@ class Watch:
 
     def glance(self) -> bool:
         """A look by a call without gradients; True if something changed."""
-        if self.stirred and self._anything_changed():
+        if (self.stirred or (self._few and not self._holds())) and self._anything_changed():
             return True
-        if self._any:
+        if self._any and not self._few:
             entry = self._next()
             value = entry.value
             if (
