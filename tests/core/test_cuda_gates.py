@@ -342,3 +342,20 @@ def test_nodes_of_a_broken_capture_are_not_counted(counted: Any) -> None:
     found.look()
     found.pass_over()
     assert not found
+
+
+def test_an_adopted_capture_makes_a_pool_when_it_wants_one() -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(object())
+        return made[-1]
+
+    capture = CudaCapture(device=GPU, stream=5, graph=ROOT, make_pool=make)
+    assert made == []
+    assert capture.pool is capture.pool is made[0]
+    assert made[0] in capture.owned.strong
+    capture.finish()
+    with pytest.raises(IndexError):
+        _ = capture.pool
+    assert len(made) == 1

@@ -200,11 +200,11 @@ def test_any_change_of_a_dict_is_seen(entries, names, changes):
         }
         for _ in range(2):
             assert whole() is (same and list(map(id, dict_of)) == order)
-            size = len(dict_of) == len(before)
+            keys = list(map(id, dict_of)) == order
             assert parts() is (
-                size and all(dict_of.get(name) is before.get(name) for name in names)
+                keys and all(dict_of.get(name) is before.get(name) for name in names)
             )
-            assert sized() is size
+            assert sized() is (len(dict_of) == len(before))
 
 
 def test_keys_count_and_their_order_does(parts):
@@ -244,6 +244,50 @@ def test_another_class_is_seen(parts):
     assert not same()
     one.__class__ = First
     assert same()
+
+
+def test_another_dict_of_attributes_is_seen(parts):
+    one = Thing()
+    one.a = 1
+    same = parts.Same([], [], [], [one, 1, []])
+    assert same()
+    before = vars(one)
+    one.__dict__ = dict(before)
+    assert not same()
+    one.__dict__ = before
+    assert same()
+
+
+def test_what_an_attribute_raises_comes_out(parts):
+    error = None
+
+    class Later:
+        @property
+        def state(self):
+            if error is not None:
+                raise error
+            return held
+
+    held, one = [], Later()
+    same = parts.Same([], [], [], [], [(one, "state")])
+    assert same()
+    error = AttributeError("it is gone")
+    assert not same()
+    error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        same()
+    error = None
+    assert same()
+
+
+def test_keywords_are_refused(parts):
+    for make in (parts.Same, parts.Unmoved, parts.Forms, parts.Modes, parts.All):
+        with pytest.raises(TypeError):
+            make(whole=[{}])
+    with pytest.raises(TypeError):
+        parts.Same([])(1)
+    with pytest.raises(TypeError):
+        parts.Same([])(now=True)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +416,14 @@ def test_what_a_check_raises_comes_out(parts):
         parts.All([])
 
 
+def test_checks_of_checks_of_checks_end(parts):
+    deep = bool
+    for _ in range(20_000):
+        deep = parts.All([deep], bool)
+    with pytest.raises(RecursionError):
+        deep()
+
+
 # Strangers
 
 
@@ -408,6 +460,31 @@ def _value(name):
     if name == "nested list":
         return [torch.zeros(2), (torch.ones(1), None), 1]
     return 3 if name == "number 3" else MADE[name]()
+
+
+def test_strangers_in_lists_that_change_or_hold_themselves(parts):
+    class Odd:
+        @property
+        def __class__(self):
+            held.clear()
+            return int
+
+    held = [Odd(), *(object() for _ in range(1000))]
+    assert len(parts.strangers(held, {})) == 0
+    held = []
+    held.append(held)
+    with pytest.raises(RecursionError):
+        parts.strangers(held, {})
+
+
+def test_what_only_says_that_it_is_a_tensor_is_none(parts):
+    class Feigned:
+        __class__ = torch.Tensor
+
+    assert len(parts.strangers([Feigned()], {})) == 0
+    for make in (parts.Unmoved, parts.Forms):
+        with pytest.raises(TypeError):
+            make([Feigned()])
 
 
 @pytest.mark.parametrize("arguments", [(), ([],), ([], []), ([], {}, 1)])

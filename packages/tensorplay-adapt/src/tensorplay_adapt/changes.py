@@ -31,7 +31,7 @@ class Changes:
     def __init__(self, recipe: Recipe, hyperparameters: Hyperparameters) -> None:
         self.dependencies = Dependencies(recipe)
         self.groups = Groups(recipe.optimizer, hyperparameters)
-        self.unchanged = self._look()
+        self.unchanged: Callable[[], bool] = self._look()
 
     def _look(self) -> Callable[[], bool]:
         dependencies, groups = self.dependencies.unchanged, self.groups.unchanged
@@ -46,7 +46,9 @@ class Changes:
 
     def follow(self) -> bool:
         """Makes the graphs compute with what there is now; False if that cannot be."""
-        same = self.dependencies.unchanged()
+        # Whatever breaks this off, the next call follows again.
+        self.unchanged = _not_yet
+        same = self._same()
         if not same and any(True for _ in self.dependencies.differences()):
             return False
         if not self.groups.follow():
@@ -56,6 +58,15 @@ class Changes:
         self.unchanged = self._look()
         return True
 
+    def _same(self) -> bool:
+        """True if the checks, which see whatever ``differences`` does, say yes."""
+        checks = self.dependencies.checks
+        return bool(checks) and all(check() for check in checks) and self.dependencies.unchanged()
+
     def said(self) -> tuple[str, ...]:
         """What changed that cannot be followed, one line each."""
         return (*self.dependencies.differences(), *self.groups.differences())
+
+
+def _not_yet() -> bool:
+    return False

@@ -18,9 +18,11 @@ from torch import nn
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.autocast import Autocast
 
+from .attributes import Names
 from .forms import Forms
 from .recipe import Recipe
 from .snapshot import named_state, reached_by
+from .turning import in_turn
 from .watching import Watching
 
 __all__ = ["Dependencies"]
@@ -38,7 +40,8 @@ class Dependencies:
         recipe: The step, as it was just captured.
 
     Attributes:
-        unchanged: Called without arguments it returns True if nothing changed.
+        unchanged: Called without arguments it returns True if nothing changed. With compiled parts
+            it looks at everything, and the checks are asked in its place.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -73,7 +76,8 @@ class Dependencies:
         # Views show what the dicts hold at the time.
         self._views = [one.values() for one in self._dicts.values() if one]
         self._empty = [one for one in self._dicts.values() if not one]
-        self._sizes = list(map(len, self._dicts.values()))
+        self._keys = list(map(list, self._dicts.values()))
+        self._state_keys = list(self._state)
         self._held = list(chain.from_iterable(self._views))
         # One value equals another, and the truth of many raises: those are told by being the same.
         single = [n for n, one in enumerate(self._held) if not _is_array(one)]
@@ -119,6 +123,8 @@ class Dependencies:
         lists, lengths, steered = self._lists, self._lengths, self._steered
         views, held, pick, picked = self._views, self._held, self._pick, self._picked
         empty, as_they_were = self._empty, self._forms.unchanged
+        names = [Names(one) for one in (*self._dicts.values(), state)]
+        named = in_turn(names)
         scaler, settings = self._scaler, self._settings
         autocast, values = self._autocast.difference, state.values()
         watching = self.watching
@@ -151,10 +157,18 @@ class Dependencies:
         def scaled() -> bool:
             return scaler is None or all(map(is_, _scaling(scaler), settings))
 
-        def unchanged() -> bool:
+        def usual() -> bool:
             return (
-                holds() and scaled() and watching.unchanged() and as_they_were() and not autocast()
+                holds()
+                and named()
+                and scaled()
+                and watching.unchanged()
+                and as_they_were()
+                and not autocast()
             )
+
+        def closely() -> bool:
+            return usual() and not any(one.changed for one in names)
 
         if (compiled := parts()) is not None:
             whole = [*self._dicts.values(), *self._lists, self._groups, self._state]
@@ -162,7 +176,8 @@ class Dependencies:
             self._checks = [same, as_they_were, compiled.Modes(self._device)]
             if scaler is not None:
                 self._checks.append(scaled)
-        return unchanged
+            return closely
+        return usual
 
     @property
     def checks(self) -> list[Callable[[], object]]:
@@ -190,6 +205,8 @@ class Dependencies:
             yield "entries of optimizer.state were removed"
         elif not all(map(is_, self._state.values(), self._states)):
             yield "an entry of optimizer.state was replaced"
+        elif not all(map(is_, self._state, self._state_keys)):
+            yield "an entry of optimizer.state belongs to another parameter"
         if self._optimizer.param_groups is not self._groups:
             yield "optimizer.param_groups was replaced (load_state_dict)"
         elif len(self._groups) != len(self._lists):
@@ -199,11 +216,14 @@ class Dependencies:
         else:
             yield from self._regrouped()
         held = iter(self._held)
-        for (name, source), size in zip(self._dicts.items(), self._sizes, strict=True):
-            before = [next(held) for _ in range(size)]
+        for (name, source), keys in zip(self._dicts.items(), self._keys, strict=True):
+            before = [next(held) for _ in keys]
             now = list(source.values())
             if len(now) != len(before):
                 yield f"{name} has {len(now)} entries, had {len(before)}"
+                continue
+            if list(source) != keys:
+                yield f"{name} has the entries {list(source)}, had {keys}"
                 continue
             for key, was, value in zip(source, before, now, strict=True):
                 if value is not was and (isinstance(value, torch.Tensor) or value != was):

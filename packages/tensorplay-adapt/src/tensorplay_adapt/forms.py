@@ -44,6 +44,7 @@ class Forms:
     ) -> None:
         self._tensors, self._all = list(tensors), [*tensors, *turning]
         self._names = [*tensors.values(), *turning.values()]
+        self._kinds = list(map(type, self._all))
         self._addresses = list(map(_address, self._all))
         self._forms = _now(self._all)
         self._turns = list(InTurn.of(list(turning)))
@@ -59,7 +60,7 @@ class Forms:
 
     def _compiled(self) -> Callable[[], bool]:
         tensors, addresses, guards = self._tensors, self._addresses, self._guards
-        everything, slowly = self._all, self._unchanged_slowly
+        everything, kinds, slowly = self._all, self._kinds, self._unchanged_slowly
         compiled = parts()
         # Others may answer by code of their own.
         if compiled is not None and all(type(one) in PLAIN for one in everything):
@@ -69,6 +70,8 @@ class Forms:
         def unchanged() -> bool:
             # First, as a tensor that was swapped with a nested one must not reach a guard.
             if list(map(_address, everything)) != addresses:
+                return False
+            if list(map(type, everything)) != kinds:
                 return False
             if not turned():
                 return False
@@ -91,6 +94,9 @@ class Forms:
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""
+        for tensor, name, kind in zip(self._all, self._names, self._kinds, strict=True):
+            if type(tensor) is not kind:
+                yield f"{name} is a {type(tensor).__name__}, was a {kind.__name__}"
         known = zip(self._all, self._names, self._addresses, self._forms, strict=True)
         for tensor, name, address, (form, requires_grad) in known:
             if _address(tensor) != address:

@@ -57,7 +57,7 @@ class Groups:
     def _note(self) -> None:
         # Views show what the groups hold at the time.
         self._views = [group.values() for group in self._optimizer.param_groups]
-        self._sizes = list(map(len, self._views))
+        self._keys = list(map(list, self._optimizer.param_groups))
         self._seen = list(chain.from_iterable(self._views))
         # Who writes into a list leaves the list where it was.
         self._lists = [
@@ -75,7 +75,7 @@ class Groups:
     def unchanged(self) -> bool:
         """True if every entry of the groups is the very object that it was."""
         return (
-            list(map(len, self._views)) == self._sizes
+            list(map(list, self._optimizer.param_groups)) == self._keys
             and all(map(is_, chain.from_iterable(self._views), self._seen))
             and self._lists_hold()
         )
@@ -158,7 +158,7 @@ def _copied(value: Any) -> Any:
 
 
 def _held(container: Any) -> list[Any]:
-    return list(container.values() if isinstance(container, dict) else container)
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
 
 
 def _holds(container: Any, before: list[Any]) -> bool:

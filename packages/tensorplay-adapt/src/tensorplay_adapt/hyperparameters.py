@@ -126,6 +126,7 @@ class Hyperparameters:
         self._optimizer, self._graph, self._nodes = optimizer, graph, nodes
         self._reads = reads
         self._written = dict(captured)
+        self._torn: set[Key] = set()
         self._places: dict[Key, list[Place]] = {}
         self.frozen = set(captured)
         understood = self._understood(trial) if trial is not None else None
@@ -270,16 +271,20 @@ class Hyperparameters:
         changed = {
             key: value
             for key, value in values.items()
-            if key in self._written and not _equal(value, self._written[key])
+            if key in self._written and (key in self._torn or not _equal(value, self._written[key]))
         }
-        self._written.update(changed)
+        # Until all of it is written nobody knows what the nodes hold.
+        self._torn.update(changed)
+        now = {**self._written, **changed}
         datas: dict[int, bytearray] = {}
         for place in {id(p): p for key in changed for p in self._places.get(key, ())}.values():
             data = datas.setdefault(place.node, bytearray(self._nodes[place.node].data))
-            value = packed(place.packing, place.formula.of(self._written))
+            value = packed(place.packing, place.formula.of(now))
             data[place.offset : place.offset + len(value)] = value
         for number, data in datas.items():
             self._nodes[number].rewrite(self._graph, bytes(data))
+        self._written = now
+        self._torn.difference_update(changed)
 
     def refused(self, values: Mapping[Key, float]) -> Iterator[tuple[Key, float, float]]:
         """Those that cannot become live, each with its value in the graph and now."""

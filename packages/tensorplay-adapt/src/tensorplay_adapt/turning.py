@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Protocol
 
-__all__ = ["in_turn"]
+__all__ = ["Entry", "in_turn"]
 
 
 class Entry(Protocol):

@@ -9,10 +9,11 @@ one comparison: torch counts those that it ever registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from operator import call, is_, itemgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,10 +28,13 @@ from tensorplay_torch.graphing.watch import constants_of
 from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.reached import Reached
 
+from .attributes import Attributes
 from .recipe import Recipe
-from .turning import in_turn
+from .turning import Entry, in_turn
 
 __all__ = ["Watching"]
+
+Looks: TypeAlias = "list[tuple[Callable[[dict[str, Any]], tuple[Any, ...]], list[dict[str, Any]]]]"
 
 OF_TENSORS = {
     "_backward_hooks": "gradient hook",
@@ -62,7 +66,8 @@ class Watching:
 
     Attributes:
         unchanged: Called without arguments it returns True if nothing changed, or False if that
-            needs a closer look: at ``differences``, and if there are none at ``note``.
+            needs a closer look: at ``differences``, and if there are none at ``note``. With
+            compiled parts it looks at everything, and the checks are asked in its place.
         checks: With compiled parts, what is all true only if nothing changed, each cheap to ask.
     """
 
@@ -108,6 +113,13 @@ class Watching:
         self._turns = list(binding_entries([*others, *moving]))
         self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
         self._kinds = {path: type(one) for path, one in self._owners.items()}
+        self._containers = {path: Attributes(one).containers for path, one in self._owners.items()}
+        self._forwards: dict[Any, Any] = {
+            kind: kind.forward
+            for kind in _kinds(modules.values())
+            # A descriptor's own may be made anew each time.
+            if kind.forward is kind.forward
+        }
         self._dtype = torch.get_default_dtype()
         self._hooks = dict(self._hooked())
         self.checks: list[Callable[[], object]] = []
@@ -115,66 +127,76 @@ class Watching:
 
     def note(self) -> None:
         """Takes what does not matter as it is now, so that the next look is short again."""
-        owners = list(self._owners.values())
-        dicts, kinds = list(map(vars, owners)), list(self._kinds.values())
+        owners, constants = list(self._owners.values()), list(self._constants.values())
+        attributes = [Attributes(one) for one in owners]
+        dicts, kinds = [one.dict for one in attributes], list(self._kinds.values())
         # Objects with attributes of the same names are looked at by one loop.
-        alike: dict[tuple[str, ...], list[tuple[dict[str, Any], Any]]] = {}
-        for attributes, constants in zip(dicts, self._constants.values(), strict=True):
-            if constants:
-                names = tuple(constants)
-                values = tuple(attributes.get(name, ABSENT) for name in names)
-                alike.setdefault(names, []).append(
-                    (attributes, values if len(values) > 1 else values[0])
-                )
-        looks = [
-            (itemgetter(*names), [one for one, _ in pairs], [values for _, values in pairs])
-            for names, pairs in alike.items()
-        ]
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for one, names in zip(dicts, map(tuple, constants), strict=True):
+            alike.setdefault(names, []).append(one)
+        looks = [(_getter(names), group) for names, group in alike.items() if names]
+        values = list(_values(looks))
         lengths = list(map(len, dicts))
+        forwards = list(self._forwards.items())
         reads = [one.read for one in self._bindings]
         bound = list(map(call, reads))
         # What is removed is not counted as what is registered is.
         present = [(hooks, len(hooks)) for _, hooks in self._all_hooks() if hooks]
-        turned = in_turn(self._turns)
+        entries: list[Entry] = [*self._turns, *attributes]
+        turned = in_turn(entries)
         dtype, default_dtype = self._dtype, torch.get_default_dtype
         handles, registered = RemovableHandle, RemovableHandle.next_id
 
         def equal() -> bool:
             try:
-                for get, attributes, values in looks:
-                    if list(map(get, attributes)) != values:
-                        return False
-            except (KeyError, RuntimeError):  # It is gone, or a tensor of several elements.
+                if not all(map(is_, _values(looks), values)):
+                    return False
+            except KeyError:  # It is gone.
                 return False
             return list(map(len, dicts)) == lengths and list(map(type, owners)) == kinds
 
         def read() -> bool:
             return all(map(is_, map(call, reads), bound))
 
-        def kept() -> bool:
-            return all(len(hooks) == size for hooks, size in present)
-
-        def unchanged() -> bool:
+        def usual() -> bool:
             return (
                 handles.next_id == registered
                 and default_dtype() is dtype
                 and equal()
+                and all(kind.forward is forward for kind, forward in forwards)
                 and read()
                 and turned()
-                and kept()
+                and all(len(hooks) == size for hooks, size in present)
             )
 
+        def closely() -> bool:
+            return usual() and not any(one.changed for one in entries)
+
+        self.unchanged: Callable[[], bool] = usual
         self.checks = []
         if (compiled := parts()) is not None:
-            named = list(zip(dicts, map(tuple, self._constants.values()), strict=True))
-            sized = [hooks for hooks, _ in present]
-            held = compiled.Same([], named, sized, owners, [(handles, "next_id")])
-            some = ((read, reads), (turned, self._turns))
+            counting = [
+                (one.dict, (*names, *one.containers))
+                for one, names in zip(attributes, constants, strict=True)
+            ]
+            sized = [hooks for one in attributes for hooks in one.hooks]
+            sized += [hooks for hooks, _ in present]
+            named = [(handles, "next_id"), *((kind, "forward") for kind, _ in forwards)]
+            held = compiled.Same([], counting, sized, owners, named)
+            self.unchanged = closely
+            some = ((read, reads), (in_turn(self._turns), self._turns))
             self.checks = [held, *(check for check, what in some if what)]
-        self.unchanged: Callable[[], bool] = unchanged
 
     def differences(self) -> Iterator[str]:
         """What changed, one line each."""
+        for path, containers in self._containers.items():
+            attributes = vars(self._owners[path])
+            for name, was in containers.items():
+                if attributes.get(name) is not was:
+                    yield f"{path}.{name} was replaced"
+        for kind, forward in self._forwards.items():
+            if kind.forward is not forward:
+                yield f"the forward of class {kind.__name__} is another"
         for path, constants in self._constants.items():
             attributes = vars(self._owners[path])
             for name, was in constants.items():
@@ -232,6 +254,19 @@ class Watching:
                 # Captures, in this thread or in another, have hooks of their own.
                 if not (getattr(hook, "__module__", None) or "").startswith(OURS):
                     yield (said, number, id(hook)), (said, hook)
+
+
+def _kinds(modules: Iterable[nn.Module]) -> Iterable[Any]:
+    return dict.fromkeys(map(type, modules))
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Reads these entries; of one alone ``itemgetter`` makes no tuple."""
+    return itemgetter(*names, *names[: 2 - len(names)]) if len(names) < 2 else itemgetter(*names)
+
+
+def _values(looks: Looks) -> Iterator[Any]:
+    return chain.from_iterable(chain.from_iterable(map(get, dicts)) for get, dicts in looks)
 
 
 def _shadowed(owner: object) -> set[str]:

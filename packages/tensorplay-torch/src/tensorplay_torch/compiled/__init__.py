@@ -32,7 +32,10 @@ class Parts(Protocol):
         """
 
     def Unmoved(self, tensors: Sequence[Any], /) -> Callable[[], bool]:
-        """Whether these have the forms and addresses that they have now, and require grad alike."""
+        """Whether these have the classes, forms and addresses that they have now.
+
+        And require grad or do not, as they do now.
+        """
 
     def Same(
         self,
@@ -45,9 +48,9 @@ class Parts(Protocol):
     ) -> Callable[[], bool]:
         """Whether lists, dicts and attributes hold the very objects that they hold now.
 
-        Of each in ``whole`` every entry counts, of each dict in ``parts`` the keys beside it and
-        how many it has, of each in ``sized`` only that, of each object in ``classed`` its class, of
-        each in ``named`` the attribute beside it.
+        Of each in ``whole`` every entry counts, of each dict in ``parts`` its keys and the values
+        of those beside it, of each in ``sized`` how many it has, of each object in ``classed`` its
+        class and which dict has its attributes, of each in ``named`` the attribute beside it.
         """
 
     def Modes(self, kind: str, /) -> Callable[[], bool]:

@@ -62,6 +62,8 @@ struct All {
 
   PyObject* call(Given given) const {
     given.expect(0);
+    if (Py_EnterRecursiveCall(" in a check of checks")) raise();
+    Recursion entered;
     for (const Ref& one : checks) {
       if (!says_yes(one.get())) return PyObject_CallNoArgs(otherwise.get());
     }

@@ -58,8 +58,13 @@ inline const at::Tensor* plain(PyObject* object) {
   return found.defined() ? &found : nullptr;
 }
 
+// Asks the type, as it is: an object may say by `__class__` that it is a tensor.
+inline bool is_tensor(PyObject* object) {
+  return PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
 inline const at::Tensor& tensor(PyObject* object) {
-  if (!THPVariable_Check(object)) refuse(PyExc_TypeError, "expected a tensor");
+  if (!is_tensor(object)) refuse(PyExc_TypeError, "expected a tensor");
   return THPVariable_Unpack(object);
 }
 
@@ -102,11 +107,12 @@ struct Forms {
   }
 };
 
-// Unmoved(tensors): whether these are what they were, where they were.
+// Unmoved(tensors): whether these are what they were, of the same classes, where they were.
 struct Unmoved {
   // What is looked at lies in a row, and is read from front to end.
   struct One {
     PyObject* object;
+    PyTypeObject* type;
     uintptr_t address;
     c10::DispatchKeySet kind;
     caffe2::TypeMeta dtype;
@@ -124,8 +130,10 @@ struct Unmoved {
     for (size_t place = 0; place < tensors.size(); place++) {
       const at::Tensor& one = tensor(tensors[place]);
       const Form& form = forms.emplace_back(one);
+      PyTypeObject* type = Py_TYPE(tensors[place]);
       objects.push_back(Ref::to(tensors[place]));
-      held.push_back({tensors[place], address(one), form.kind, form.dtype, form.device,
+      objects.push_back(Ref::to(reinterpret_cast<PyObject*>(type)));
+      held.push_back({tensors[place], type, address(one), form.kind, form.dtype, form.device,
                       one.requires_grad(), form.sizes.size()});
       lengths.insert(lengths.end(), form.sizes.begin(), form.sizes.end());
       lengths.insert(lengths.end(), form.strides.begin(), form.strides.end());
@@ -135,6 +143,7 @@ struct Unmoved {
   bool holds() const {
     const int64_t* expected = lengths.data();
     for (const One& one : held) {
+      if (Py_TYPE(one.object) != one.type) return false;
       // Read through the object: torch can swap what stands behind two of them.
       const at::Tensor& tensor = THPVariable_Unpack(one.object);
       if (!tensor.defined()) return false;

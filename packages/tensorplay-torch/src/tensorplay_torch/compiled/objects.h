@@ -48,7 +48,12 @@ inline Ref owned(PyObject* object) {
   raise();
 }
 
-// A list or a tuple.
+// After `Py_EnterRecursiveCall`.
+struct Recursion {
+  ~Recursion() { Py_LeaveRecursiveCall(); }
+};
+
+// A list or a tuple, for as long as nothing else runs.
 class Sequence {
  public:
   Sequence() : size_(0) {}
@@ -112,8 +117,11 @@ struct Object {
     return *found;
   }
 
-  static PyObject* create(PyTypeObject* made_of, PyObject* args, PyObject*) {
+  static PyObject* create(PyTypeObject* made_of, PyObject* args, PyObject* names) {
     HANDLE_TH_ERRORS
+    if (names != nullptr && PyDict_GET_SIZE(names) != 0) {
+      refuse(PyExc_TypeError, "expected no keywords");
+    }
     auto made = std::make_unique<T>(args);
     auto* self = reinterpret_cast<Object*>(owned(made_of->tp_alloc(made_of, 0)).release());
     self->inside = made.release();

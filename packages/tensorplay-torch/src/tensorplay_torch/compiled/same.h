@@ -20,18 +20,18 @@ struct Version {
 #endif
 };
 
-// Same(whole, parts, sized, classed, named), of which the last may be left out: `whole` are lists and dicts of which every entry
-// counts, `parts` are tuples of a dict and of the keys that count, with how many it has, `sized` are
-// dicts of which only that does, `classed` are objects whose class does, `named` are tuples of an object
-// and the name of an attribute that counts. True as long as every entry is the very object it was.
+// Same(whole, parts, sized, classed, named), of which the last may be left out: `whole` are lists and
+// dicts of which every entry counts, `parts` are tuples of a dict, of which the keys count, and of the
+// keys whose values do, `sized` are dicts of which the number of entries does, `classed` are objects
+// whose class does, and which dict has their attributes, `named` are tuples of an object and the name
+// of an attribute that counts. True as long as every entry is the very object it was.
 struct Same {
-  // Entries of a dict that count, keys and values in turn; a value is null if it was not there.
+  // Entries of a dict, keys and values in turn; a value is null where it does not count.
   struct Dict {
     PyObject* dict;
     Version version;
-    size_t begin, end;  // In `held`.
-    Py_ssize_t size;    // How many entries it has to have.
-    bool all;           // They are all of its entries, in order.
+    size_t begin, end;  // In `held`; nothing where only the size counts.
+    Py_ssize_t size;
   };
   struct List {
     PyObject* list;
@@ -43,6 +43,7 @@ struct Same {
   struct Class {
     PyObject* object;
     PyTypeObject* type;
+    PyObject* attributes;  // Null where it has no dict of them.
   };
   std::vector<List> lists;
   std::vector<Dict> dicts;
@@ -72,23 +73,20 @@ struct Same {
       }
     }
     for (size_t place = 0; place < parts.size(); place++) {
-      Sequence pair = pair_of(parts[place]), names = sequence(pair[1]);
-      size_t begin = held.size();
-      for (size_t n = 0; n < names.size(); n++) {
-        held.push_back(keep(names[n]));
-        held.push_back(keep(found(dict(pair[0]), names[n])));
-      }
-      Py_ssize_t size = PyDict_Size(pair[0]);
-      dicts.push_back({keep(pair[0]), Version(pair[0]), begin, held.size(), size, false});
+      Sequence pair = pair_of(parts[place]);
+      sequence(pair[1]);
+      Ref counting = owned(PySet_New(pair[1]));
+      add_dict(dict(pair[0]), counting.get());
     }
     for (size_t place = 0; place < sized.size(); place++) {
       PyObject* one = keep(dict(sized[place]));
-      dicts.push_back({one, Version(one), held.size(), held.size(), PyDict_Size(one), false});
+      dicts.push_back({one, Version(one), held.size(), held.size(), PyDict_Size(one)});
     }
     for (size_t place = 0; place < classed.size(); place++) {
       PyObject* one = keep(classed[place]);
       PyObject* type = keep(reinterpret_cast<PyObject*>(Py_TYPE(one)));
-      classes.push_back({one, reinterpret_cast<PyTypeObject*>(type)});
+      Ref attributes = attributes_of(one);
+      classes.push_back({one, reinterpret_cast<PyTypeObject*>(type), keep(attributes.get())});
     }
     for (size_t place = 0; place < named.size(); place++) {
       Sequence pair = pair_of(named[place]);
@@ -97,15 +95,34 @@ struct Same {
     }
   }
 
-  void add_dict(PyObject* dict) {
+  // `counting` is a set of the keys whose values count; all do if it is null.
+  void add_dict(PyObject* dict, PyObject* counting = nullptr) {
     size_t begin = held.size();
     Py_ssize_t at = 0;
     PyObject *key = nullptr, *value = nullptr;
     while (PyDict_Next(dict, &at, &key, &value)) {
+      int counts = counting == nullptr ? 1 : PySet_Contains(counting, key);
+      if (counts < 0) raise();
       held.push_back(keep(key));
-      held.push_back(keep(value));
+      held.push_back(counts ? keep(value) : nullptr);
     }
-    dicts.push_back({keep(dict), Version(dict), begin, held.size(), PyDict_Size(dict), true});
+    dicts.push_back({keep(dict), Version(dict), begin, held.size(), PyDict_Size(dict)});
+  }
+
+  // The dict of an object's attributes; null, without an error, if it has none.
+  static Ref attributes_of(PyObject* object) {
+    if (Py_TYPE(object)->tp_dictoffset == 0 && !has_managed_dict(object)) return Ref();
+    Ref found(PyObject_GenericGetDict(object, nullptr));
+    if (!found) PyErr_Clear();
+    return found;
+  }
+
+  static bool has_managed_dict(PyObject* object) {
+#if PY_VERSION_HEX >= 0x030B0000
+    return PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_MANAGED_DICT);
+#else
+    return false;
+#endif
   }
 
   PyObject* keep(PyObject* object) {
@@ -122,12 +139,6 @@ struct Same {
     Sequence pair = sequence(object);
     if (pair.size() != 2) refuse(PyExc_TypeError, "expected pairs");
     return pair;
-  }
-
-  static PyObject* found(PyObject* dict, PyObject* key) {
-    PyObject* value = PyDict_GetItemWithError(dict, key);
-    if (value == nullptr && PyErr_Occurred()) raise();
-    return value;
   }
 
   bool holds() {
@@ -147,10 +158,14 @@ struct Same {
     }
     for (const Class& one : classes) {
       if (Py_TYPE(one.object) != one.type) return false;
+      if (one.attributes != nullptr && attributes_of(one.object).get() != one.attributes) return false;
     }
     for (const Attribute& one : attributes) {
       Ref value(PyObject_GetAttr(one.object, one.name));
-      if (!value) PyErr_Clear();
+      if (!value) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) raise();
+        PyErr_Clear();
+      }
       if (value.get() != one.value) return false;
     }
     return true;
@@ -158,17 +173,12 @@ struct Same {
 
   bool holds(const Dict& one) const {
     if (PyDict_Size(one.dict) != one.size) return false;
+    if (one.begin == one.end) return true;
     const PyObject* const* expected = held.data() + one.begin;
-    if (one.all) {
-      Py_ssize_t at = 0;
-      PyObject *key = nullptr, *value = nullptr;
-      for (; PyDict_Next(one.dict, &at, &key, &value); expected += 2) {
-        if (key != expected[0] || value != expected[1]) return false;
-      }
-      return true;
-    }
-    for (const PyObject* const* end = held.data() + one.end; expected != end; expected += 2) {
-      if (found(one.dict, const_cast<PyObject*>(expected[0])) != expected[1]) return false;
+    Py_ssize_t at = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    for (; PyDict_Next(one.dict, &at, &key, &value); expected += 2) {
+      if (key != expected[0] || (expected[1] != nullptr && value != expected[1])) return false;
     }
     return true;
   }

@@ -20,13 +20,20 @@ inline bool is_known(PyObject* value, PyObject* known) {
   return found != 0;
 }
 
+// Memory that this takes may set off a collection, and finalisers change lists: nothing is kept of one
+// from one entry to the next.
 inline void collect(PyObject* value, PyObject* known, Ref& found) {
-  if (THPVariable_Check(value)) {
+  if (is_tensor(value)) {
     if (is_known(value, known)) return;
     if (!found) found = owned(PyList_New(0));
     if (PyList_Append(found.get(), value) < 0) raise();
-  } else if (Sequence items(value); items) {
-    for (size_t place = 0; place < items.size(); place++) collect(items[place], known, found);
+  } else if (PyTuple_Check(value) || PyList_Check(value)) {
+    if (Py_EnterRecursiveCall(" in arguments of an operation")) raise();
+    Recursion entered;
+    for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(value); place++) {
+      Ref one = Ref::to(PySequence_Fast_GET_ITEM(value, place));
+      collect(one.get(), known, found);
+    }
   }
 }
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,8 +23,8 @@ __all__ = ["drop", "end_quietly", "ended"]
 
 log = logging.getLogger(__name__)
 
-QUIET = ("ignore", None, Warning, None, 0)
-"""A filter of the form that ``warnings.filters`` holds: it lets no warning pass."""
+QUIET = ("ignore", re.compile("(?#of a capture of tensorplay's)"), Warning, None, 0)
+"""A filter of the form that ``warnings.filters`` holds, like no other: it lets no warning pass."""
 FILTERS_ARE_GLOBAL = sys.version_info < (3, 14)
 
 # Graphs that torch failed to end: its allocator of pinned memory goes on asking them about streams.
@@ -43,11 +45,12 @@ def end_quietly(graph: torch.cuda.CUDAGraph) -> None:
         return
     # To copy all filters, as that does, takes twice as long as the call.
     filters: Any = warnings.filters
-    filters.insert(0, QUIET)
     try:
+        filters.insert(0, QUIET)
         graph.capture_end()
     finally:
-        filters.remove(QUIET)
+        with suppress(ValueError):  # Somebody emptied the list meanwhile.
+            filters.remove(QUIET)
 
 
 def ended(graph: torch.cuda.CUDAGraph) -> bool:

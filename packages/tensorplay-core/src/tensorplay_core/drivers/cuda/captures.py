@@ -112,8 +112,10 @@ class CudaCapture:
         if not self.pools and self.parent is not None:
             return self.parent.pool
         if not self.pools and self.make_pool is not None:
-            self.pools.append(self.make_pool())
-            self.owned.keep(self.pools[0])
+            made = self.make_pool()
+            # First: an interrupt in between leaves a pool that nothing came from.
+            self.owned.keep(made)
+            self.pools.append(made)
         return self.pools[-1]
 
     @property
@@ -129,6 +131,7 @@ class CudaCapture:
         for conditional in [one for outer in self.conditionals for one in outer.walk()]:
             conditional.predicate = conditional.counter = None
         self.owned, self.conditionals, self.open, self.pools = Owned(), [], [], []
+        self.make_pool = None
 
     def retain(self, operand: object, born: int) -> None:
         """Captured work uses ``operand``, whose memory was born in capture ``born`` (0: in none).
