@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core import compiled
-from tensorplay_core.compiled import counter, make_token
+from tensorplay_core.compiled import make_token
 from tensorplay_core.drivers.cuda.direct import direct
 from tensorplay_core.drivers.cuda.streams import handle_of
 from tensorplay_core.drivers.cuda.turn import Turn
@@ -261,27 +261,6 @@ def test_a_token_is_taken_once_and_given_back_as_often_as_one_likes() -> None:
         token.take()
     with pytest.raises(TypeError):
         type(token)(1)  # type: ignore[call-arg]
-
-
-def test_nodes_are_counted() -> None:
-    number, asked = counter(), []
-
-    @ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
-    )
-    def get_nodes(graph: int, nodes: int | None, count: Any) -> int:
-        asked.append((graph, nodes))
-        count[0] = 5
-        return 0 if graph == EXECUTABLE else 900
-
-    assert number is not None
-    function = ctypes.cast(get_nodes, ctypes.c_void_p).value or 0
-    assert number(function, EXECUTABLE) == 5
-    assert number(function, 1) == -1
-    assert asked == [(EXECUTABLE, None), (1, None)]
-    for arguments in ((), (function,), (function, "1"), ("1", 1), (0, 1), (function, 1 << 70)):
-        with pytest.raises((TypeError, ValueError, OverflowError)):
-            number(*arguments)  # type: ignore[call-arg, arg-type]
 
 
 def test_other_threads_run_meanwhile() -> None:

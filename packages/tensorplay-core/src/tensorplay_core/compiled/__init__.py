@@ -18,6 +18,7 @@ __all__ = [
     "Launch",
     "Token",
     "counter",
+    "functions",
     "launch_type",
     "make_token",
     "place",
@@ -101,6 +102,17 @@ def counter() -> Callable[[int, int], int] | None:
     ``function`` is the address of ``cuGraphGetNodes``. None if the library is not there.
     """
     return None if _module is None else _module.count
+
+
+def functions() -> Callable[[int, int, int, int], tuple[int, ...] | None] | None:
+    """``(get_nodes, get_type, get_parameters, graph)``: what the nodes of a graph run.
+
+    The first three are the addresses of ``cuGraphGetNodes``, ``cuGraphNodeGetType`` and
+    ``cuGraphKernelNodeGetParams``. For a kernel it is the handle of its function, for another node
+    -1 less its kind. None for the whole where a node holds a graph, or the driver does not say.
+    There is no such function if the library is not there.
+    """
+    return None if _module is None else _module.functions
 
 
 def summary() -> str:

@@ -14,6 +14,11 @@
  *
  * count(function, graph) asks `cuGraphGetNodes`, at the address `function`, how many nodes there are.
  *
+ * functions(get_nodes, get_type, get_parameters, graph) is a tuple of what the nodes run, by the
+ * addresses of `cuGraphGetNodes`, `cuGraphNodeGetType` and `cuGraphKernelNodeGetParams`: the handle of
+ * a kernel's function, -1 less the kind of another node. It is None where a node holds a graph, whose
+ * nodes would count too, and where the driver does not say.
+ *
  * Between taking the token and giving it back this thread runs no Python.
  */
 
@@ -295,33 +300,101 @@ static PyMemberDef launch_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+typedef int (*GetNodes)(void *graph, void **nodes, size_t *count);
+typedef int (*GetType)(void *node, int *kind);
+typedef int (*GetParameters)(void *node, void *parameters);
+
+enum { KERNEL = 0, GRAPH = 4, CONDITIONAL = 13 }; /* of CUgraphNodeType */
+
+/* CUDA_KERNEL_NODE_PARAMS_v2. */
+typedef struct {
+    void *function;
+    unsigned int shape[7];
+    void **parameters, **extra;
+    void *kernel, *context;
+    void *room[8];
+} Parameters;
+
+/* `given` addresses, none of them 0 but the last, which may be a graph's. */
+static int
+addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, void **found)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments are taken, not %zd", wanted, given);
+        return -1;
+    }
+    for (Py_ssize_t index = 0; index < given; ++index) {
+        found[index] = PyLong_AsVoidPtr(args[index]);
+        if (found[index] != NULL || index == given - 1)
+            continue;
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the address of a function is 0");
+        return -1;
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* count(function, graph): how many nodes a graph has; -1 if the driver does not say. */
 static PyObject *
 count_nodes(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    int (*function)(void *, void *, size_t *);
+    void *found[2];
     size_t count = 0;
-    void *graph;
-    if (given != 2) {
-        PyErr_SetString(PyExc_TypeError, "count takes two arguments");
+    if (addresses(args, given, 2, found) < 0)
         return NULL;
-    }
-    function = (int (*)(void *, void *, size_t *))PyLong_AsVoidPtr(args[0]);
-    if (function == NULL) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "the address of a function is 0");
-        return NULL;
-    }
-    graph = PyLong_AsVoidPtr(args[1]);
-    if (graph == NULL && PyErr_Occurred())
-        return NULL;
-    if (function(graph, NULL, &count) != 0)
+    if (((GetNodes)found[0])(found[1], NULL, &count) != 0)
         return PyLong_FromLong(-1);
     return PyLong_FromSize_t(count);
 }
 
+/* What one node runs, as in `functions`; NULL without an error where that is not known. */
+static PyObject *
+function_of(GetType get_type, GetParameters get_parameters, void *node)
+{
+    Parameters read = {0};
+    int kind = GRAPH;
+    if (get_type(node, &kind) != 0 || kind == GRAPH || kind == CONDITIONAL)
+        return NULL;
+    if (kind != KERNEL)
+        return PyLong_FromLong(-1 - kind);
+    if (get_parameters(node, &read) != 0 || (read.function == NULL && read.kernel == NULL))
+        return NULL;
+    return PyLong_FromVoidPtr(read.function != NULL ? read.function : read.kernel);
+}
+
+static PyObject *
+functions_of(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    void *found[4], **nodes;
+    size_t count = 0, room;
+    PyObject *made = NULL;
+    if (addresses(args, given, 4, found) < 0)
+        return NULL;
+    if (((GetNodes)found[0])(found[3], NULL, &count) != 0)
+        Py_RETURN_NONE;
+    room = count;
+    nodes = PyMem_Calloc(room ? room : 1, sizeof *nodes);
+    if (nodes == NULL)
+        return PyErr_NoMemory();
+    if (count == 0 || (((GetNodes)found[0])(found[3], nodes, &count) == 0 && count == room))
+        made = PyTuple_New((Py_ssize_t)count);
+    for (size_t index = 0; made != NULL && index < count; ++index) {
+        PyObject *one =
+            function_of((GetType)found[1], (GetParameters)found[2], nodes[index]);
+        if (one == NULL)
+            Py_CLEAR(made);
+        else
+            PyTuple_SET_ITEM(made, (Py_ssize_t)index, one);
+    }
+    PyMem_Free(nodes);
+    if (made == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return made;
+}
+
 static PyMethodDef functions[] = {
     {"count", (PyCFunction)(void (*)(void))count_nodes, METH_FASTCALL, "Counts a graph's nodes."},
+    {"functions", (PyCFunction)(void (*)(void))functions_of, METH_FASTCALL, "What nodes run."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -270,9 +270,11 @@ class CudaTemplate:
     def functions(self) -> tuple[int, ...] | None:
         """What its nodes run: equal tuples do the same work, perhaps on other memory.
 
-        None if it holds other graphs, whose nodes would count too.
+        None if it holds other graphs, whose nodes would count too, and if it is closed.
         """
-        return topology.functions(self._work, self.nodes)
+        if self.closed:
+            return None
+        return topology.functions(self._work, self.graph, lambda: self.nodes)
 
     def __repr__(self) -> str:
         return f"<{self.subject}, {self.node_count} nodes>"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from tensorplay_core import compiled
 from tensorplay_core.errors import DriverError
 from tensorplay_core.topology import Body, Node, Topology
 
 from . import floors
+from .addresses import address
 from .modules import layout
 
 if TYPE_CHECKING:
@@ -76,11 +78,22 @@ def read(work: Work, graph: Any, branches: Mapping[int, Branches], *, label: str
     )
 
 
-def functions(work: Work, nodes: Iterable[Any]) -> tuple[int, ...] | None:
+_ASKED = ("cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphKernelNodeGetParams")
+
+
+def functions(work: Work, graph: Any, nodes: Callable[[], Iterable[Any]]) -> tuple[int, ...] | None:
     """What each node runs, as handles of functions and as kinds; None if a graph is among them.
 
-    It costs much less than ``read``.
+    It costs much less than ``read``, and next to nothing where that is compiled.
+
+    Args:
+        work: The driver.
+        graph: The native graph.
+        nodes: Gives its nodes.
     """
+    if (read := compiled.functions()) is not None:
+        get_nodes, get_type, get_parameters = (address(work, name) for name in _ASKED)
+        return read(get_nodes, get_type, get_parameters, int(graph))
     kinds = work.native.CUgraphNodeType
     graphs = (
         kinds.CU_GRAPH_NODE_TYPE_GRAPH,
@@ -88,7 +101,7 @@ def functions(work: Work, nodes: Iterable[Any]) -> tuple[int, ...] | None:
     )
     kind_of_node, function = work.cu.raw("cuGraphNodeGetType"), work.hot.function
     found = []
-    for node in nodes:
+    for node in nodes():
         runs = function(node)
         if not runs:
             code, kind = kind_of_node(node)

@@ -1,0 +1,98 @@
+"""What the compiled library reads of a graph's nodes, from a driver in a few lines of Python."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from tensorplay_core import compiled
+from tensorplay_core.compiled import counter, functions
+
+pytestmark = pytest.mark.skipif(counter() is None, reason=f"the library is {compiled.summary()}")
+
+GRAPH = 0x5EED
+
+
+def test_nodes_are_counted() -> None:
+    number, asked = counter(), []
+
+    @ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
+    )
+    def get_nodes(graph: int, nodes: int | None, count: Any) -> int:
+        asked.append((graph, nodes))
+        count[0] = 5
+        return 0 if graph == GRAPH else 900
+
+    assert number is not None
+    function = ctypes.cast(get_nodes, ctypes.c_void_p).value or 0
+    assert number(function, GRAPH) == 5
+    assert number(function, 1) == -1
+    assert asked == [(GRAPH, None), (1, None)]
+    for arguments in ((), (function,), (function, "1"), ("1", 1), (0, 1), (function, 1 << 70)):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            number(*arguments)  # type: ignore[call-arg, arg-type]
+
+
+class Nodes:
+    """Nodes of a graph as the driver tells of them; ``kinds`` by node, -1 of what it does not know.
+
+    A kernel node ``n`` runs the function ``100 * n``, a node above 9 the kernel without a function.
+    """
+
+    def __init__(self, *kinds: int) -> None:
+        self.kinds = kinds
+        pointers = ctypes.POINTER(ctypes.c_void_p)
+        calls: dict[Any, tuple[Any, ...]] = {
+            self.get_nodes: (ctypes.c_void_p, pointers, ctypes.POINTER(ctypes.c_size_t)),
+            self.get_type: (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)),
+            self.get_parameters: (ctypes.c_void_p, pointers),
+        }
+        self.kept = [ctypes.CFUNCTYPE(ctypes.c_int, *taken)(call) for call, taken in calls.items()]
+        self.addresses = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self.kept]
+
+    def get_nodes(self, graph: int, nodes: Any, count: Any) -> int:
+        if graph != GRAPH:
+            return 900
+        count[0] = len(self.kinds)
+        if nodes:
+            for index in range(len(self.kinds)):
+                nodes[index] = index + 1
+        return 0
+
+    def get_type(self, node: int, kind: Any) -> int:
+        kind[0] = self.kinds[node - 1]
+        return 400 if kind[0] < 0 else 0
+
+    def get_parameters(self, node: int, words: Any) -> int:
+        # The function first, the kernel and the context last: 72 bytes, as CUDA has them.
+        words[7 if node > 9 else 0] = 100 * node
+        return 0
+
+    def run(self, graph: int = GRAPH) -> tuple[int, ...] | None:
+        read = functions()
+        assert read is not None
+        get_nodes, get_type, get_parameters = self.addresses
+        return read(get_nodes, get_type, get_parameters, graph)
+
+
+def test_what_nodes_run_is_read() -> None:
+    assert Nodes().run() == ()
+    assert Nodes(0, 2, 0, 1).run() == (100, -3, 300, -2)
+    assert Nodes(*[0] * 10).run() == tuple(100 * node for node in range(1, 11))
+
+
+@pytest.mark.parametrize("unknown", [4, 13, -1], ids=["graph", "conditional", "refused"])
+def test_what_nodes_run_is_not_told_of_graphs_in_graphs(unknown: int) -> None:
+    assert Nodes(0, unknown, 0).run() is None
+
+
+def test_what_nodes_run_is_not_told_of_what_is_no_graph() -> None:
+    assert Nodes(0).run(graph=1) is None
+    read, (get_nodes, get_type, get_parameters) = functions(), Nodes(0).addresses
+    assert read is not None
+    for arguments in ((), (get_nodes, get_type, get_parameters), (0, 0, 0, 1), ("1", 1, 1, 1)):
+        with pytest.raises((TypeError, ValueError)):
+            read(*arguments)
