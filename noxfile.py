@@ -220,7 +220,7 @@ def gpu(session: nox.Session) -> None:
     written = [str(reports / f"{name}.xml") for name in runs]
     session.run("python", "benchmarks/gpu_tests.py", *written, success_codes=[0, 1])
     if failed:
-        session.error(f"failed: {', '.join(failed)}; see benchmarks/results/gpu-tests.json")
+        session.error(f"failed: {', '.join(failed)}; see benchmarks/results/gpu-tests-<date>.json")
 
 
 @nox.session(venv_backend="none")

@@ -19,7 +19,8 @@ from typing import Any
 
 from record import gpus, versions
 
-OUT = pathlib.Path(__file__).parent / "results" / "gpu-tests.json"
+TODAY = datetime.datetime.now(datetime.UTC).date()
+OUT = pathlib.Path(__file__).parent / "results" / f"gpu-tests-{TODAY}.json"
 
 
 def main() -> int:

@@ -10,16 +10,14 @@ host after each turn. It needs a GPU, and `pip install 'tensorplay-cupy[cuda13,l
 import argparse
 import sys
 
-from tensorplay_cupy import CUDAGraph, DriverUnavailable, graph
-
 try:
     import cupy as cp
     from convergence import History, plot, seconds, table
     from cupyx.scipy import sparse
-except ImportError as error:
-    sys.exit(f"this needs CuPy: {error}. pip install 'tensorplay-cupy[cuda13,linalg]'")
 
-from tensorplay_cupy import linalg
+    from tensorplay_cupy import CUDAGraph, DriverUnavailable, graph, linalg
+except ImportError as error:
+    sys.exit(f"{error}: pip install 'tensorplay-cupy[cuda13,linalg]'")
 
 
 def laplacian(n):

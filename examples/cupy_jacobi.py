@@ -9,13 +9,13 @@ Both must end with the same plate, bit for bit. It needs a GPU: `python cupy_jac
 import argparse
 import sys
 
-from tensorplay_cupy import CUDAGraph, DriverUnavailable, graph
-
 try:
     import cupy as cp
     from convergence import History, plot, seconds, table
+
+    from tensorplay_cupy import CUDAGraph, DriverUnavailable, graph
 except ImportError as error:
-    sys.exit(f"this needs CuPy: {error}. pip install 'tensorplay-cupy[cuda13]'")
+    sys.exit(f"{error}: pip install 'tensorplay-cupy[cuda13]'")
 
 SWEEP = cp.ElementwiseKernel(
     "raw float64 u, int32 n",

@@ -53,9 +53,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def count(text: str) -> int:
+    """An argument that is an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be at least 1")
+    return value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=count, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: the GPU if there is one, else the CPU")
     parser.add_argument("--dot", default="digits.dot", help="where the graph is drawn")
@@ -106,7 +114,7 @@ def main() -> int:
             eager_loss = eager.step(*batch)
         synchronize(device)
         seconds["eager"] += time.perf_counter() - began
-        if epoch % 5 == 0 or epoch == 1:
+        if epoch % 5 == 0 or epoch in (1, options.epochs):
             print(f"{epoch:5}   {loss.item():13.6f}   {eager_loss.item():10.6f}", flush=True)
 
     speed = {name: options.epochs * steps / taken for name, taken in seconds.items()}

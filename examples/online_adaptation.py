@@ -9,6 +9,7 @@ and the same steps eagerly by a twin. The two must stay equal, bit for bit.
 
 import argparse
 import copy
+import importlib.util
 import math
 import os
 import sys
@@ -60,14 +61,24 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def count(text: str) -> int:
+    """An argument that is an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be at least 1")
+    return value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--batches", type=int, default=240, help="length of the stream")
+    parser.add_argument("--batches", type=count, default=240, help="length of the stream")
     parser.add_argument("--turn", type=float, default=180.0, help="degrees over the whole stream")
-    parser.add_argument("--steps", type=int, default=2, help="steps on each batch")
+    parser.add_argument("--steps", type=count, default=2, help="steps on each batch")
     parser.add_argument("--device", help="default: the GPU if there is one, else the CPU")
     parser.add_argument("--plot", help="where to draw accuracy over time")
     options = parser.parse_args()
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
 
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(0)

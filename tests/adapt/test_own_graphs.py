@@ -7,7 +7,12 @@ import torch
 
 import tensorplay_torch as tt
 from tensorplay_adapt import CudaGraphAdaptationStep
-from tensorplay_core.errors import GraphStateError, SignatureMismatch
+from tensorplay_core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    GraphStateError,
+    SignatureMismatch,
+)
 
 from .steps import linear, mse
 
@@ -46,8 +51,42 @@ def test_a_graph_of_ones_own(device):
     model.bias.requires_grad_(True)
     with pytest.raises(GraphStateError, match="loss function is not known"):
         step.verify(2)
+    before = step.snapshot()
     step.close()
+    for refused in (lambda: step(*fresh), lambda: step.reset_to(before)):
+        with pytest.raises(GraphStateError, match="closed"):
+            refused()
     graph.replay()  # It stays its maker's.
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "met"),
+    [
+        ("module", 5, ArgumentTypeError, "module is"),
+        ("optimizer", 5, ArgumentTypeError, "optimizer is"),
+        ("graph", 5, ArgumentTypeError, "graph is"),
+        ("static_loss", 5, ArgumentTypeError, "static_loss is"),
+        ("static_loss", torch.zeros(3, 4), ArgumentError, "shape"),
+        ("static_inputs", 5, ArgumentError, "no tensor"),
+    ],
+)
+def test_what_no_step_can_be_made_of_is_refused(name, value, error, met):
+    model, optimizer = linear("cpu")
+    graph = tt.CUDAGraph(device="cpu")
+    x, loss = torch.zeros(2, 4), torch.zeros(())
+    with tt.graph(graph):
+        loss.copy_(x.sum())
+    parts = {
+        "module": model,
+        "optimizer": optimizer,
+        "static_inputs": x,
+        "static_targets": None,
+        "graph": graph,
+        "static_loss": loss,
+    }
+    CudaGraphAdaptationStep(**parts).close()
+    with pytest.raises(error, match=met):
+        CudaGraphAdaptationStep(**{**parts, name: value})
 
 
 @pytest.mark.gpu

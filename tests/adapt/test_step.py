@@ -13,7 +13,7 @@ from torch import nn, optim
 import tensorplay_adapt
 import tensorplay_torch as tt
 from tensorplay_adapt import CudaGraphAdaptationStep
-from tensorplay_core.errors import GraphStateError, SignatureMismatch
+from tensorplay_core.errors import ArgumentTypeError, GraphStateError, SignatureMismatch
 
 from .steps import captured
 
@@ -153,12 +153,42 @@ def test_batches_may_be_nested_and_hold_constants(device):
         step({"scale": 2.0, "pair": fresh["pair"]}, None)
 
 
-def test_a_closed_step_says_so(device):
-    step, x, y = captured(device)
-    step.close()
-    step.close()
-    with pytest.raises(GraphStateError, match="closed"):
+@pytest.mark.parametrize("on_change", ["raise", "recapture"])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        lambda step, x, y, before: step(x, y),
+        lambda step, x, y, before: step(x[:1], y[:1]),
+        lambda step, x, y, before: step.until(x, y, tolerance=0.0, max_steps=3),
+        lambda step, x, y, before: step.reset_to(before),
+        lambda step, x, y, before: step.verify(2),
+        lambda step, x, y, before: step.report(),
+    ],
+    ids=["call", "another batch", "until", "reset_to", "verify", "report"],
+)
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+def test_a_closed_step_refuses_and_trains_no_more(device, launch, on_change, used):
+    step, x, y = captured(device, on_change=on_change)
+    before = step.snapshot()
+    if used:
         step(x, y)
+        step.until(x, y, tolerance=0.0, max_steps=2)
+        step.reset_to(before)
+    weights = step.module.weight.detach().clone()
+    step.close()
+    step.close()
+    assert step.stale == ("it is closed",)
+    step.optimizer.param_groups[0]["lr"] = 0.7
+    with pytest.raises(GraphStateError, match="closed"):
+        launch(step, x, y, before)
+    assert torch.equal(step.module.weight, weights)
+    assert step.captures == 1
+
+
+def test_what_is_no_snapshot_is_refused(device):
+    step, _, _ = captured(device)
+    with pytest.raises(ArgumentTypeError, match="the snapshot is"):
+        step.reset_to(5)
 
 
 def test_it_tells_what_it_is(device):

@@ -9,7 +9,7 @@ from typing import Any
 import pluggy
 import pytest
 
-from tensorplay_core import UnsupportedByDriver
+from tensorplay_core import ArgumentTypeError, UnsupportedByDriver, select
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.observers.log import LogObserver
 from tensorplay_core.observers.statistics import StatisticsObserver
@@ -158,3 +158,8 @@ def test_shipped_observers_watch_without_changing(caplog: pytest.LogCaptureFixtu
         "resolve_device.started",
         "resolve_device.failed",
     ]
+
+
+def test_a_driver_is_chosen_by_a_string() -> None:
+    with pytest.raises(ArgumentTypeError, match="an int"):
+        select(5)  # type: ignore[arg-type]

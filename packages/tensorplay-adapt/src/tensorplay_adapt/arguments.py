@@ -1,4 +1,4 @@
-"""The arguments of ``CudaGraphAdaptationStep.capture``, checked before anything is done."""
+"""The arguments of ``CudaGraphAdaptationStep``, checked before anything is done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .features import Features
 from .optimizers import begins_by_rate, damped_keys
 from .recipe import Recipe
 
-__all__ = ["checked_recipe", "device_of"]
+__all__ = ["check_own_graph", "checked_recipe", "device_of"]
+
+CAPTURING = "capturing"
+ADOPTING = "making, of a graph of one's own,"
 
 
 def device_of(module: Any, optimizer: Any, device: object) -> torch.device:
@@ -29,11 +32,7 @@ def device_of(module: Any, optimizer: Any, device: object) -> torch.device:
         ArgumentError: Another device is asked for, or a CPU module where there is a GPU and the CPU
             was not asked for.
     """
-    for name, value, kind in (("module", module, nn.Module), ("optimizer", optimizer, Optimizer)):
-        if not isinstance(value, kind):
-            raise _unfit(
-                f"{name} is {named(value)}", f"Pass a {kind.__module__}.{kind.__name__}.", True
-            )
+    _check_trained(module, optimizer)
     first = next(iter((*module.parameters(), *_parameters(optimizer))), None)
     if first is None:
         raise _unfit("the module has no parameters", "Pass a module with parameters to adapt.")
@@ -50,6 +49,31 @@ def device_of(module: Any, optimizer: Any, device: object) -> torch.device:
             "meant: device='cpu'.",
         )
     return found
+
+
+def check_own_graph(module: Any, optimizer: Any, graph: Any, static_loss: Any) -> None:
+    """Checks the parts of a step around a graph that its user captured.
+
+    Raises:
+        ArgumentTypeError: One is of a wrong type.
+        ArgumentError: The loss is not 0-d.
+    """
+    _check_trained(module, optimizer, ADOPTING)
+    if not callable(getattr(graph, "replay", None)):
+        raise _unfit(f"graph is {named(graph)}", "Pass a captured CUDAGraph.", True, ADOPTING)
+    if not isinstance(static_loss, torch.Tensor):
+        remedy = "Pass the tensor that the graph writes its loss to."
+        raise _unfit(f"static_loss is {named(static_loss)}", remedy, True, ADOPTING)
+    if static_loss.dim():
+        met = f"static_loss has shape {tuple(static_loss.shape)}"
+        raise _unfit(met, "Pass a 0-d tensor: reduce it in the graph.", False, ADOPTING)
+
+
+def _check_trained(module: Any, optimizer: Any, doing: str = CAPTURING) -> None:
+    for name, value, kind in (("module", module, nn.Module), ("optimizer", optimizer, Optimizer)):
+        if not isinstance(value, kind):
+            remedy = f"Pass a {kind.__module__}.{kind.__name__}."
+            raise _unfit(f"{name} is {named(value)}", remedy, True, doing)
 
 
 def checked_recipe(
@@ -165,6 +189,8 @@ def _parameters(optimizer: Optimizer) -> Any:
     return (one for group in optimizer.param_groups for one in group["params"])
 
 
-def _unfit(met: str, remedy: str, wrong_type: bool = False) -> ArgumentError:
+def _unfit(
+    met: str, remedy: str, wrong_type: bool = False, doing: str = CAPTURING
+) -> ArgumentError:
     kind = ArgumentTypeError if wrong_type else ArgumentError
-    return kind(doing="capturing", subject="a step", met=met, remedy=remedy)
+    return kind(doing=doing, subject="a step", met=met, remedy=remedy)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, SignatureMismatch
+from tensorplay_core.signature import a_type
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.resources.arrays import like
 from tensorplay_torch.resources.signatures import compare
@@ -51,6 +52,11 @@ class Batch:
         self.tensors: list[torch.Tensor] = [leaves[n] for n in self._places]
         self._put(self.tensors)
 
+    def check_any(self) -> None:
+        """Raises ArgumentError if there is no tensor at all."""
+        if not self._places:
+            raise _unfit("the batch", "it holds no tensor", "Pass at least one tensor.")
+
     def owned(self, device: torch.device) -> Batch:
         """The same form around new memory, holding the same values.
 
@@ -58,13 +64,12 @@ class Batch:
             ArgumentError: A tensor is on another device, has gaps between its elements or requires
                 grad; a value is neither tensor nor constant; or there is no tensor at all.
         """
-        if not self._places:
-            raise _unfit("the batch", "it holds no tensor", "Pass at least one tensor.")
+        self.check_any()
         for place, constant in self._constants:
             if not is_constant(constant):
                 raise _unfit(
                     self._paths[place],
-                    f"it is a {type(constant).__name__}, which may change without a graph noticing",
+                    f"it is {a_type(constant)}, which may change without a graph noticing",
                     "Pass tensors, numbers, strings and None, in tuples, lists, dicts and "
                     "dataclasses.",
                 )
@@ -148,7 +153,7 @@ class Batch:
             elif isinstance(was, torch.Tensor):
                 yield from compare(was, now, path)
             elif not same(was, now):
-                said = repr(now) if is_constant(now) else f"a {type(now).__name__}"
+                said = repr(now) if is_constant(now) else a_type(now)
                 yield f"{path}: captured {was!r}, got {said}"
 
 

@@ -44,6 +44,10 @@ class Changes:
             return unchanged
         return compiled.All([*self.dependencies.checks, *self.groups.checks], unchanged)
 
+    def end(self) -> None:
+        """The step is closed: nothing is unchanged any more."""
+        self.unchanged = _not_yet
+
     def follow(self) -> bool:
         """Makes the graphs compute with what there is now; False if that cannot be."""
         # Whatever breaks this off, the next call follows again.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from tensorplay_core.signature import a_type
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.forms import Form, form_of, reformed
 from tensorplay_torch.graphing.forms import Forms as InTurn
@@ -96,7 +97,7 @@ class Forms:
         """What changed, one line each."""
         for tensor, name, kind in zip(self._all, self._names, self._kinds, strict=True):
             if type(tensor) is not kind:
-                yield f"{name} is a {type(tensor).__name__}, was a {kind.__name__}"
+                yield f"{name} is {a_type(tensor)}, was a {kind.__name__}"
         known = zip(self._all, self._names, self._addresses, self._forms, strict=True)
         for tensor, name, address, (form, requires_grad) in known:
             if _address(tensor) != address:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -18,19 +18,35 @@ from .features import Features
 
 __all__ = ["Around", "GradientTransform", "Outcome", "Recipe", "TensorLoss"]
 
-TensorLoss: TypeAlias = Callable[
-    [Any, Any], "torch.Tensor | tuple[torch.Tensor, Mapping[str, torch.Tensor]]"
-]
-"""``loss_function(prediction, targets)``: a 0-d differentiable tensor, perhaps with metrics.
 
-Metrics are a mapping of names to tensors; they come back as ``step.metrics``.
-"""
+class TensorLoss(Protocol):
+    """``loss_function(prediction, targets)``: a 0-d differentiable tensor, perhaps with metrics."""
 
-GradientTransform: TypeAlias = Callable[[], Any]
-"""Called without arguments after backward, when every ``p.grad`` is there; clips them, say.
+    def __call__(
+        self, prediction: Any, targets: Any, /
+    ) -> torch.Tensor | tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """The loss of one batch, or of one of its microbatches.
 
-What it returns (a tensor, None, or a container of tensors) comes back as ``step.transform_result``.
-"""
+        Args:
+            prediction: What the module returned.
+            targets: The batch's, or that part of them.
+
+        Returns:
+            A 0-d tensor on the module's device that depends on a parameter; or such a tensor and a
+            mapping of names to tensors, which come back as ``step.metrics``.
+        """
+
+
+class GradientTransform(Protocol):
+    """Called after backward, when every ``p.grad`` is there and unscaled; clips them, say."""
+
+    def __call__(self) -> Any:
+        """Changes gradients in place.
+
+        Returns:
+            A tensor, None, or a container of tensors; it comes back as ``step.transform_result``.
+        """
+
 
 Around: TypeAlias = Callable[[], AbstractContextManager[object]]
 

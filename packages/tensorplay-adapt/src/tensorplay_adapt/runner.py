@@ -24,7 +24,7 @@ from .hyperparameters import Hyperparameters
 from .launches import Launches
 from .optimizers import create_state, damped_keys
 from .recipe import Outcome, Recipe
-from .report import Report, measure
+from .report import Report, report
 from .snapshot import Snapshot, preserved
 from .until import Until, UntilLoop
 from .verify import Verification, compare_with_eager
@@ -49,6 +49,7 @@ class Runner:
         transformed: The same, what the gradient transform returned.
         captures: How many there were.
         fresh: The optimizer has taken no step yet.
+        closed: True from ``close`` on.
         publish: Gives what to call after each capture, if it is still there.
     """
 
@@ -73,7 +74,7 @@ class Runner:
         self.metrics: dict[str, torch.Tensor] = {}
         self.transformed: Any = None
         self.captures = 0
-        self.fresh = False
+        self.fresh = self.closed = False
         self._birth: Birth | None = None
         self.publish: Callable[[], Callable[[], object] | None] = lambda: None
         self._loop: UntilLoop | None = None
@@ -149,7 +150,7 @@ class Runner:
         Raises:
             SignatureMismatch: The batch is not like the one captured; nothing was changed.
             StaleGraph: What the step depends on is not what it was; nothing was changed.
-            GraphStateError: This thread is in the midst of a call of the step.
+            GraphStateError: It is closed, or this thread is in the midst of a call of the step.
         """
         lane = self.lane
         if lane.held():
@@ -185,6 +186,7 @@ class Runner:
 
     def _catch_up(self, inputs: Any, targets: Any) -> None:
         """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
+        self._check_open()
         if self.fresh:
             if self._birth is None or self._birth.over:
                 self._first_taken(elsewhere=True)
@@ -212,7 +214,7 @@ class Runner:
 
     def stale(self) -> tuple[str, ...]:
         """What changed since the capture that a call would refuse, one line each."""
-        return self._changes.said()
+        return ("it is closed",) if self.closed else self._changes.said()
 
     def _stale(self) -> StaleGraph:
         return StaleGraph(
@@ -232,7 +234,9 @@ class Runner:
 
         Raises:
             StaleGraph: What the step depends on is not what it was.
+            GraphStateError: It is closed.
         """
+        self._check_open()
         if not (self._changes.unchanged() or self._changes.follow()):
             raise self._stale()
 
@@ -296,18 +300,7 @@ class Runner:
         with self.lock, self._back_where_it_was(), preserved(self.recipe) as before:
             with before.watching():
                 self.recipe.run(*batch)
-            times = measure(
-                lambda: self.recipe.run(*batch),
-                lambda: self(*batch),
-                captured.graph.replay,
-                self.recipe.device,
-            )
-        return Report(
-            capture_seconds=captured.seconds,
-            memory_bytes=captured.graph.memory.reserved_bytes,
-            nodes=captured.graph.topology.count(),
-            **times,
-        )
+            return report(captured, self.recipe, batch, lambda: self(*batch))
 
     @contextmanager
     def _back_where_it_was(self) -> Iterator[None]:
@@ -332,9 +325,15 @@ class Runner:
     def close(self) -> None:
         """Ends the graphs that were captured here. Idempotent."""
         with self.lock:
+            self.closed = True
+            self._changes.end()
             self._drop_others()
             if self.captured is not None:
                 self.captured.graph.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            self._refuse("it is closed", "Capture a step anew, or close it when all is done.")
 
     def _refuse(self, met: str, remedy: str) -> NoReturn:
         raise GraphStateError(

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError, GraphStateError
+from tensorplay_core.signature import named
 from tensorplay_torch import CUDAGraph
 
-from .arguments import checked_recipe, device_of
+from .arguments import check_own_graph, checked_recipe, device_of
 from .batch import Batch
 from .recipe import GradientTransform, Recipe, TensorLoss
 from .report import Report
@@ -50,6 +51,10 @@ class CudaGraphAdaptationStep:
         static_targets: The same for targets.
         graph: The captured step; a ``torch.cuda.CUDAGraph`` will do, at its own speed.
         static_loss: The 0-d tensor that the graph writes the loss to, a live alias.
+
+    Raises:
+        ArgumentTypeError: One of them is not of that type.
+        ArgumentError: The loss is not 0-d, or inputs and targets hold no tensor.
     """
 
     module: nn.Module
@@ -60,6 +65,9 @@ class CudaGraphAdaptationStep:
     static_loss: torch.Tensor
 
     def __post_init__(self) -> None:
+        check_own_graph(self.module, self.optimizer, self.graph, self.static_loss)
+        batch = Batch(self.static_inputs, self.static_targets)
+        batch.check_any()
         recipe = Recipe(
             module=self.module,
             optimizer=self.optimizer,
@@ -68,9 +76,7 @@ class CudaGraphAdaptationStep:
             device=self.static_loss.device,
         )
         self._runner = Runner(recipe)
-        self._runner.adopt(
-            Batch(self.static_inputs, self.static_targets), self.graph, self.static_loss
-        )
+        self._runner.adopt(batch, self.graph, self.static_loss)
 
     @classmethod
     def capture(
@@ -174,6 +180,7 @@ class CudaGraphAdaptationStep:
             SignatureMismatch: The batch differs; every difference is listed, nothing was changed.
             StaleGraph: A parameter moved, optimizer state was replaced, a mode changed or the like;
                 nothing was changed.
+            GraphStateError: The step is closed, or this thread is in the midst of a call of it.
         """
         loss = self._runner(inputs, targets)
         if synchronize and loss.is_cuda:
@@ -201,6 +208,7 @@ class CudaGraphAdaptationStep:
             ArgumentError: ``tolerance`` is no number, or ``max_steps`` no integer of at least 1.
             SignatureMismatch: As for a call.
             StaleGraph: The same.
+            GraphStateError: The same.
         """
         if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
             raise _unfit("tolerance", tolerance, "Pass a number.")
@@ -216,9 +224,18 @@ class CudaGraphAdaptationStep:
         """Goes back to a snapshot in one launch. What the optimizer's groups hold stays.
 
         Raises:
+            ArgumentTypeError: It is no snapshot.
             SignatureMismatch: It is a snapshot of another step.
             StaleGraph: As for a call.
+            GraphStateError: The same.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise ArgumentTypeError(
+                doing="resetting",
+                subject="a step",
+                met=f"the snapshot is {named(snapshot)}",
+                remedy="Pass what step.snapshot() returned.",
+            )
         self._runner.reset_to(snapshot)
 
     @property
@@ -268,6 +285,7 @@ class CudaGraphAdaptationStep:
 
         Raises:
             StaleGraph: As for a call.
+            GraphStateError: The same, or the graph is one's own.
             ArgumentError: ``steps`` is no integer of at least 1.
         """
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -279,11 +297,15 @@ class CudaGraphAdaptationStep:
 
         Raises:
             StaleGraph: As for a call.
+            GraphStateError: The same, or the graph is one's own.
         """
         return self._runner.report()
 
     def close(self) -> None:
-        """Ends the graphs that ``capture`` made, and gives their memory back. Idempotent."""
+        """Ends the graphs that were made here, and gives their memory back. Idempotent.
+
+        From here on whatever would launch raises GraphStateError. A graph of one's own stays.
+        """
         self._runner.close()
 
     def __repr__(self) -> str:

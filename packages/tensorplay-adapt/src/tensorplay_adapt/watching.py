@@ -21,6 +21,7 @@ from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
 from torch.utils.hooks import RemovableHandle
 
+from tensorplay_core.signature import a_type
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.eligibility import HOOKS
 from tensorplay_torch.graphing.entries import absent_of, added, binding_entries
@@ -207,7 +208,7 @@ class Watching:
             owner = self._owners[path]
             for name in added(owner, missing - self._shadows[path]):
                 now = vars(owner)[name]
-                said = repr(now)[:60] if _printable(now) else f"a {type(now).__name__}"
+                said = repr(now)[:60] if _printable(now) else a_type(now)
                 yield f"{path}.{name} is {said}, was not there"
         for path, kind in self._kinds.items():
             if type(self._owners[path]) is not kind:

@@ -44,7 +44,7 @@ def report() -> str:
 
 def _choice() -> str:
     asked = os.environ.get("TENSORPLAY_DRIVER")
-    how = f"TENSORPLAY_DRIVER={asked}" if asked else "the first that is viable"
+    how = f"TENSORPLAY_DRIVER={asked}" if asked else "the highest priority that is viable"
     try:
         return f"where no other is named: driver {discovery.choose().name!r}, by {how}"
     except TensorplayError as error:

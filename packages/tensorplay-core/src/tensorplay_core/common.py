@@ -6,7 +6,7 @@ name is listed once and type checkers see it. What depends on the driver each pa
 
 from .conditional import Body, Loop
 from .inspection import export_dot
-from .protocols import PoolStatistics
+from .protocols import PoolStatistics, StagePlan, Update
 from .registry import close_all
 from .scopes import AnnotatedNode, annotate, annotations, clear_annotations
 from .topology import Node, Topology
@@ -15,6 +15,8 @@ __all__ = [
     # graph
     "export_dot",
     "close_all",
+    "StagePlan",
+    "Update",
     "Topology",
     "Node",
     # annotations

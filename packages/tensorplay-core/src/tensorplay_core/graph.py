@@ -84,14 +84,18 @@ class CUDAGraph(InspectionMethods):
         Raises:
             GraphStateError: Nothing was captured, or the graph was reset or closed.
             StaleGraph: Memory that it reads has died or moved (where the capture asked to check).
+            ReplayError: It was called in the midst of its own launch, by a signal handler, say.
+            LoopLimitExceeded: A loop of the host driver's graph ran longer than it may.
+            ArgumentTypeError: ``stream`` is no stream.
+            CaptureError: The stream is capturing: a launch of a graph cannot be captured.
             DriverCallFailed: The driver refused the launch.
         """
-        self._ready().launch(stream)
+        self._ready("replaying").launch(stream)
 
-    def _ready(self) -> Executable:
+    def _ready(self, doing: str) -> Executable:
         if self._executable is None:
             if self._template is None:
-                raise self._wrong_state("replaying", "Capture it first: with graph(g): ...")
+                raise self._wrong_state(doing, "Capture it first: with graph(g): ...")
             self.instantiate()
         return cast("Executable", self._executable)
 
@@ -112,13 +116,15 @@ class CUDAGraph(InspectionMethods):
 
         Raises:
             SignatureMismatch: The count or a shape differs; nothing was copied or launched.
+            ArgumentTypeError: A buffer or an input is no array, or ``stream`` no stream.
             GraphStateError: Nothing was captured.
+            StaleGraph, ReplayError, DriverCallFailed: As for ``replay``.
         """
         staged = self._staged
         if staged is None or not staged.serves(static_inputs):
             staged = self._staged = ConvertingStage(
                 self._runtime,
-                self._ready(),
+                self._ready("staging into"),
                 static_inputs,
                 device=self._device,
                 subject=repr(self),
@@ -137,10 +143,11 @@ class CUDAGraph(InspectionMethods):
             results: Buffers that the graph writes.
 
         Raises:
+            ArgumentTypeError: A buffer is no array.
             GraphStateError: Nothing was captured.
             UnsupportedByDriver: The driver cannot stage.
         """
-        return self._runtime.stage(self._ready(), static_inputs, results)
+        return self._runtime.stage(self._ready("staging into"), static_inputs, results)
 
     def update(self, other: CUDAGraph) -> Update:
         """Makes this graph run what ``other`` captured, keeping the executable where it can.
@@ -162,7 +169,7 @@ class CUDAGraph(InspectionMethods):
                 met=f"the other graph is {other!r}",
                 remedy="Pass another captured graph of the same driver.",
             )
-        executable, template = self._ready(), other._captured("updating from")
+        executable, template = self._ready("updating"), other._captured("updating from")
         result = self._runtime.graph_update(executable, template)
         old_template, old_pool = self._template, self._shared_pool
         self._template, self._shared_pool = template, other._shared_pool
@@ -188,7 +195,7 @@ class CUDAGraph(InspectionMethods):
         Raises:
             GraphStateError: Nothing was captured.
         """
-        self._ready().upload(stream)
+        self._ready("uploading").upload(stream)
 
     def retain(self, obj: object) -> None:
         """Keeps ``obj`` (a module, a kernel, a host buffer) alive as long as the graph can run.
@@ -206,7 +213,11 @@ class CUDAGraph(InspectionMethods):
     def register_generator_state(self, generator: object) -> None:
         """Lets the graph follow a random generator beside the device's default one.
 
+        Args:
+            generator: Of the driver's framework, on the device that the graph captures on.
+
         Raises:
+            ArgumentTypeError: It is no generator of the driver's; of some drivers at the capture.
             GraphStateError: The graph is captured already, or closed.
         """
         if self._state() != "empty":
@@ -278,6 +289,10 @@ def is_current_stream_capturing(*, driver: str | None = None) -> bool:
 
     Args:
         driver: Name of the driver; None chooses as ``select`` does.
+
+    Raises:
+        UnknownDriver: No such driver.
+        DriverUnavailable: It cannot work here.
     """
     runtime = select(driver)
     return runtime.graph_capturing(runtime.resolve_device(None))

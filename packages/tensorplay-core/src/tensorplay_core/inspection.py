@@ -7,10 +7,11 @@ from collections.abc import Hashable
 from typing import Any
 
 from . import pictures, registry
-from .errors import GraphStateError
+from .errors import ArgumentTypeError, GraphStateError
 from .pool import SharedPool
 from .protocols import PoolStatistics, Template
 from .recording import CaptureMethods
+from .signature import a_type
 from .topology import Topology
 
 __all__ = ["InspectionMethods", "export_dot"]
@@ -129,11 +130,19 @@ def export_dot(
         verbose: Give the attributes of nodes (grid, block, bytes), not only their names.
 
     Raises:
-        GraphStateError: There is no such graph, or nothing was captured into it.
+        ArgumentTypeError: ``graph`` is none.
+        GraphStateError: None is alive, or nothing was captured into it.
         OSError: The file cannot be written.
     """
     chosen = graph if graph is not None else registry.last_captured()
-    if not isinstance(chosen, InspectionMethods):
+    if chosen is not None and not isinstance(chosen, InspectionMethods):
+        raise ArgumentTypeError(
+            doing="exporting",
+            subject="a graph",
+            met=f"it is {a_type(chosen)}",
+            remedy="Pass a CUDAGraph.",
+        )
+    if chosen is None:
         raise GraphStateError(
             doing="exporting",
             subject="the last captured graph",

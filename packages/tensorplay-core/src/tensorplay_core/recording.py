@@ -51,7 +51,10 @@ class CaptureMethods(ConditionalMethods, ABC):
 
     def __repr__(self) -> str:
         place = f" on {self._device}" if self._device is not None else ""
-        nodes = f", {self._template.node_count} nodes" if self._template is not None else ""
+        nodes = ""
+        if self._template is not None:
+            count = self._template.node_count
+            nodes = f", {count} node{'' if count == 1 else 's'}"
         return f"<CUDAGraph #{self._serial}{place} by {self._runtime.name}: {self._state()}{nodes}>"
 
     def _state(self) -> str:

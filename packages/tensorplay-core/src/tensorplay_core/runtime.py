@@ -14,7 +14,7 @@ from typing import Any, cast
 import pluggy
 
 from . import discovery
-from .errors import UnsupportedByDriver
+from .errors import ArgumentTypeError, UnsupportedByDriver
 from .hookspecs import PROJECT
 from .hookspecs import conditional as conditional_hooks
 from .hookspecs import device as device_hooks
@@ -34,6 +34,7 @@ from .protocols import (
     Update,
 )
 from .shield import shielded
+from .signature import a_type
 from .topology import Topology
 
 __all__ = ["NOUNS", "Runtime", "select"]
@@ -82,7 +83,15 @@ class Runtime:
         return f"Runtime({self.name!r})"
 
     def base(self, name: str) -> Runtime:
-        """A child runtime of another driver, without observers: nothing is counted twice."""
+        """A child runtime of another driver, without observers: nothing is counted twice.
+
+        Args:
+            name: Of the driver.
+
+        Raises:
+            UnknownDriver: No such driver is installed.
+            DriverUnavailable: It cannot work on this machine.
+        """
         if name not in self._bases:
             self._bases[name] = Runtime(discovery.choose(name).load(), name=name)
         return self._bases[name]
@@ -280,13 +289,24 @@ _selected_lock = threading.Lock()
 def select(driver: str | None = None) -> Runtime:
     """The runtime of the driver to use, made once per driver.
 
-    ``driver=None`` follows ``TENSORPLAY_DRIVER``, then the highest viable priority. Observers
-    named in ``TENSORPLAY_OBSERVERS`` (comma-separated) watch it.
+    Observers named in ``TENSORPLAY_OBSERVERS`` (comma-separated) watch it.
+
+    Args:
+        driver: A name that ``python -m tensorplay_core`` lists; None follows ``TENSORPLAY_DRIVER``,
+            then the highest viable priority.
 
     Raises:
+        ArgumentTypeError: ``driver`` is no string.
         UnknownDriver: No such driver or observer is installed.
         DriverUnavailable: The driver cannot work on this machine.
     """
+    if driver is not None and not isinstance(driver, str):
+        raise ArgumentTypeError(
+            doing="choosing",
+            subject="a driver",
+            met=f"its name is {a_type(driver)}",
+            remedy="Pass a string, or None for the one that fits this machine.",
+        )
     with _selected_lock:
         if driver is not None and driver in _selected:
             return _selected[driver]

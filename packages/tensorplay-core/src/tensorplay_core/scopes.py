@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tensorplay_core.signature import a_type
+
 from .errors import ArgumentError, ArgumentTypeError
 from .timeline import timelines_here
 from .topology import Topology
@@ -76,7 +78,7 @@ class annotate(ContextDecorator):
             raise ArgumentTypeError(
                 doing="annotating",
                 subject=f"a scope called {name!r}",
-                met=f"the name is a {type(name).__name__}",
+                met=f"the name is {a_type(name)}",
                 remedy='Pass a string: with annotate("encoder"): ... or @annotate("encoder").',
             )
         if not name:

@@ -15,6 +15,7 @@ from .errors import SignatureMismatch
 
 __all__ = [
     "ArrayFacts",
+    "a_type",
     "differences",
     "facts",
     "named",
@@ -52,7 +53,7 @@ def facts(array: Any) -> ArrayFacts:
         stride = getattr(array, "stride", None)
         strides = stride() if callable(stride) else getattr(array, "strides", None)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise AttributeError(f"a {type(array).__name__} without a shape of numbers") from error
+        raise AttributeError(f"{a_type(array)} without a shape of numbers") from error
     if strides is not None:
         strides = tuple(
             int(step) for step, extent in zip(strides, shape, strict=True) if extent > 1
@@ -64,6 +65,12 @@ def facts(array: Any) -> ArrayFacts:
     )
 
 
+def a_type(value: object) -> str:
+    """``an int``, ``a Tensor``: the type of ``value`` with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'aeioAEIO' else 'a'} {name}"
+
+
 def named(value: object) -> str:
     """What an error calls ``value``: never its elements, which cannot be read inside a capture."""
     try:
@@ -72,7 +79,7 @@ def named(value: object) -> str:
         try:
             return f"{value!r:.80}"
         except Exception:  # Arrays inside it, whose values cannot be read now.
-            return f"a {type(value).__name__}"
+            return a_type(value)
     place = f" on {known.device}" if known.device else ""
     return f"{type(value).__name__} of shape {known.shape} and dtype {known.dtype}{place}"
 

@@ -10,7 +10,7 @@ from typing import Any
 from .errors import ArgumentTypeError, ReplayError, SignatureMismatch
 from .protocols import Device, Executable, StagePlan
 from .runtime import Runtime
-from .signature import ArrayFacts, differences, facts, shape_differences
+from .signature import ArrayFacts, a_type, differences, facts, shape_differences
 
 __all__ = ["ConvertingStage"]
 
@@ -154,6 +154,6 @@ def _no_array(role: str, given: object, remedy: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         doing="staging inputs with",
         subject=role,
-        met=f"it is a {type(given).__name__}",
+        met=f"it is {a_type(given)}",
         remedy=remedy,
     )

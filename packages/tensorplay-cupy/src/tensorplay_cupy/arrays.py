@@ -9,6 +9,7 @@ import cupy
 import numpy
 
 from tensorplay_core.errors import ArgumentTypeError, SignatureMismatch
+from tensorplay_core.signature import a_type
 
 from .streams import capturing
 
@@ -64,7 +65,7 @@ def as_cupy(array: Any) -> Any:
     if not hasattr(array, "__cuda_array_interface__"):
         raise ArgumentTypeError(
             doing="reading",
-            subject=f"a {type(array).__name__}",
+            subject=a_type(array),
             met="it is no array on a GPU",
             remedy="Pass a CuPy array, or any object with __cuda_array_interface__.",
         )

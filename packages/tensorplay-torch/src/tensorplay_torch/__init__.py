@@ -11,7 +11,7 @@ from .checking.findings import Finding
 from .checking.preflight import Report, preflight
 from .checking.verify import assert_replay_equals_eager
 from .graphing.callables import make_graphed_callables, release
-from .graphing.graphed import graphed
+from .graphing.graphed import GraphedFunction, graphed
 from .graphs import (
     CUDAGraph,
     cond,
@@ -30,6 +30,7 @@ __all__ = [
     # callables
     "make_graphed_callables",
     "graphed",
+    "GraphedFunction",
     "release",
     # checks
     "preflight",

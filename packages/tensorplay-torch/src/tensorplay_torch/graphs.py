@@ -11,6 +11,7 @@ import torch
 
 import tensorplay_core as core
 from tensorplay_core.errors import ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 from .resources.arrays import overlap
 from .resources.generators import of_torch
@@ -58,6 +59,9 @@ def graph_pool_handle(device: object = None) -> Hashable:
     Args:
         device: None, an ordinal, a name or a ``torch.device``; None is the current CUDA device, or
             the CPU where there is none.
+
+    Raises:
+        ArgumentError: No such device.
     """
     return core.graph_pool_handle(device, driver=DRIVER)
 
@@ -161,6 +165,6 @@ def _tensor(value: Any, name: str, doing: str) -> torch.Tensor:
     raise ArgumentTypeError(
         doing=doing,
         subject=name,
-        met=f"it is a {type(value).__name__}",
+        met=f"it is {a_type(value)}",
         remedy="Pass tensors, or a tuple or list of them; a number as torch.tensor(number).",
     )

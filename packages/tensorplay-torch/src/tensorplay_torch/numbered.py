@@ -119,7 +119,7 @@ class NumberedKernel:
 
     def rewrite(self, graph: CUDAGraph, data: bytes) -> None:
         """See ``NumberedNode``."""
-        executable: Any = graph._ready()
+        executable: Any = graph._ready("writing parameters of")
         self._parameters.write(executable.inner, data)
         self.data = data
 

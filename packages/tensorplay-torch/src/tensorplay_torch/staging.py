@@ -11,6 +11,7 @@ import torch
 
 from tensorplay_core.errors import ArgumentTypeError, GraphStateError, SignatureMismatch
 from tensorplay_core.protocols import StagePlan
+from tensorplay_core.signature import a_type
 
 from ._private import PRIVATE
 from .compiled import parts
@@ -263,10 +264,10 @@ class _CudaPlan(_Plan):
 
 def _buffers(role: str, given: object) -> tuple[torch.Tensor, ...]:
     if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
-        raise _no_buffers(role, f"it is a {type(given).__name__}")
+        raise _no_buffers(role, f"it is {a_type(given)}")
     found = tuple(given)
     for place, one in enumerate(found):
-        met = unlike_memory(one) if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
+        met = unlike_memory(one) if isinstance(one, torch.Tensor) else a_type(one)
         if met:
             raise _no_buffers(f"{role}[{place}]", f"it is {met}")
     return found

@@ -7,6 +7,7 @@ from typing import Any
 import cupy
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 from . import libraries
 from .constants import NORMAL, SCALARS, TYPES
@@ -37,7 +38,7 @@ def sparse_matmul(a: Any, x: Any, *, out: Any = None) -> Any:
     if getattr(a, "format", None) != "csr" or not hasattr(a, "indptr"):
         raise ArgumentTypeError(
             doing="multiplying",
-            subject=f"a {type(a).__name__}",
+            subject=a_type(a),
             met="it is no CSR matrix",
             remedy="Convert it before the capture: a.tocsr().",
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, SignatureMismatch
+from tensorplay_core.signature import a_type
 from tensorplay_torch.resources.signatures import compare
 from tensorplay_torch.structure import structure_of
 from tensorplay_torch.tracking.fixed import is_constant, same
@@ -200,7 +201,7 @@ class Arguments:
                 raise ArgumentError(
                     doing="capturing",
                     subject=self._subject,
-                    met=f"{self._all_paths[place]} is a {type(value).__name__}, which may change "
+                    met=f"{self._all_paths[place]} is {a_type(value)}, which may change "
                     "without a graph noticing",
                     remedy="Pass what the callable uses of it: tensors, numbers, strings, or "
                     "tuples, lists, dicts and dataclasses of those. A module belongs to the "
@@ -228,4 +229,4 @@ def _picker(places: Sequence[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 
 def _said(value: object) -> str:
-    return repr(value) if is_constant(value) else f"a {type(value).__name__}"
+    return repr(value) if is_constant(value) else a_type(value)

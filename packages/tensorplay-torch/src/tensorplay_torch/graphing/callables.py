@@ -10,6 +10,7 @@ from torch import nn
 
 from tensorplay_core.errors import ArgumentTypeError, GraphStateError
 from tensorplay_core.protocols import CaptureMode
+from tensorplay_core.signature import a_type
 from tensorplay_torch.tracking.untraced import untraced
 
 from .candidate import Candidate
@@ -75,8 +76,7 @@ def make_graphed_callables(
         slots: How many forwards may be in flight before their backwards.
         retain_graph: Keep what a second backward through one call needs.
         on_change: What a call does when a parameter was replaced, moved or (un)frozen since:
-            ``"raise"``, or ``"recapture"``. See ``tensorplay_torch.graphing.watch`` for when it
-            notices.
+            ``"raise"``, or ``"recapture"``. When it notices is in docs/guide/graphed.md.
 
     Returns:
         A module itself, with its ``forward`` replaced; a function for a function; a tuple for a
@@ -209,7 +209,7 @@ def _samples(
             raise ArgumentTypeError(
                 doing="graphing",
                 subject="callables",
-                met=f"sample_args for one callable is a {type(args).__name__}",
+                met=f"sample_args for one callable is {a_type(args)}",
                 remedy="Pass its positional arguments as a tuple: (x,), and for a tuple of "
                 "callables a tuple of such tuples.",
             )
@@ -218,7 +218,7 @@ def _samples(
             raise ArgumentTypeError(
                 doing="graphing",
                 subject="callables",
-                met=f"sample_kwargs for one callable is a {type(kwargs).__name__}",
+                met=f"sample_kwargs for one callable is {a_type(kwargs)}",
                 remedy="Pass its keyword arguments as a dict, or None.",
             )
     return [tuple(args) for args in every_args], [dict(kwargs or {}) for kwargs in every_kwargs]
@@ -235,7 +235,7 @@ def refuse_graphed(function: Any) -> None:
         raise ArgumentTypeError(
             doing="graphing",
             subject=repr(function),
-            met=f"it is a {type(function).__name__}",
+            met=f"it is {a_type(function)}",
             remedy="Pass a module or another callable, or a tuple of them.",
         )
     if _graphed(function) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError, OperationRefused
-from tensorplay_core.signature import named
+from tensorplay_core.signature import a_type, named
 from tensorplay_torch._private import PRIVATE
 
 from .devices import index_of
@@ -165,6 +165,6 @@ def _no_array(value: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         doing="reading",
         subject=named(value),
-        met=f"it is a {type(value).__name__}",
+        met=f"it is {a_type(value)}",
         remedy="Pass a torch.Tensor (to copy from, any array that torch.as_tensor takes).",
     )

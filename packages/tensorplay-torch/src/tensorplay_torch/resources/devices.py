@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 __all__ = ["index_of", "resolve_device", "stream_handle"]
 
@@ -29,7 +30,7 @@ def resolve_device(device: object) -> torch.device:
         raise ArgumentTypeError(
             doing="choosing",
             subject=f"device {device!r}",
-            met=f"it is a {type(device).__name__}",
+            met=f"it is {a_type(device)}",
             remedy="Pass None, an ordinal, 'cpu', 'cuda', 'cuda:1' or a torch.device.",
         )
     _refuse_wrapped(device)

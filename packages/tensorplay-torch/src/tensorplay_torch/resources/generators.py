@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
-from tensorplay_core.signature import named
+from tensorplay_core.signature import a_type, named
 
 from .devices import index_of
 
@@ -118,7 +118,7 @@ def of_torch(generator: object) -> torch.Generator:
     raise ArgumentTypeError(
         doing="registering",
         subject=f"generator {named(generator)}",
-        met=f"it is a {type(generator).__name__}",
+        met=f"it is {a_type(generator)}",
         remedy="Pass a torch.Generator of the device that captures.",
     )
 

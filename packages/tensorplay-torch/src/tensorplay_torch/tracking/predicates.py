@@ -8,6 +8,7 @@ import torch
 
 from tensorplay_core.errors import OperationRefused, PredicateError
 from tensorplay_core.protocols import ConditionalKind
+from tensorplay_core.signature import a_type
 
 __all__ = ["checked", "read"]
 
@@ -29,7 +30,7 @@ def checked(predicate: Any, kind: ConditionalKind | None, device: torch.device) 
     wanted = "one int32 or int64" if index else "one Bool"
     met = None
     if not isinstance(predicate, torch.Tensor):
-        met = f"it is a {type(predicate).__name__}"
+        met = f"it is {a_type(predicate)}"
     elif predicate.layout != torch.strided or predicate.numel() != 1:
         met = f"it is {predicate.layout} and holds {predicate.numel()} elements"
     elif predicate.dtype not in _dtypes(kind):

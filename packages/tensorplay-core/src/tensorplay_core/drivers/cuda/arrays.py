@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 if TYPE_CHECKING:
     from .contexts import CudaDevice
@@ -214,7 +215,7 @@ def view(array: Any) -> View:
         return _torch_like(array)
     interface = getattr(array, "__cuda_array_interface__", None)
     if not isinstance(interface, dict):
-        raise _no_array(array, f"it is a {type(array).__name__}")
+        raise _no_array(array, f"it is {a_type(array)}")
     strides = interface.get("strides")
     typestr = str(interface["typestr"])
     return View(

@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorplay_core import compiled
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 from . import floors
 from .bindings import Calls
@@ -194,6 +195,6 @@ def _named(device: object) -> tuple[str, int | None]:
     raise ArgumentTypeError(
         doing="choosing",
         subject=f"device {device!r}",
-        met=f"it is a {type(device).__name__}",
+        met=f"it is {a_type(device)}",
         remedy="Name a GPU: 'cuda', 'cuda:1', an ordinal, a torch or CuPy device.",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorplay_core import reclaim
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError, TensorplayError
-from tensorplay_core.signature import named
+from tensorplay_core.signature import a_type, named
 
 from .arrays import view
 
@@ -154,7 +154,7 @@ def _packed(function: Function, place: int, value: Any, size: int) -> bytes:
         raise ArgumentTypeError(
             doing="launching",
             subject=repr(function),
-            met=f"argument {place} is a {type(value).__name__}",
+            met=f"argument {place} is {a_type(value)}",
             remedy="Pass an array, an int, a float, None, or bytes.",
         ) from error
     if len(packed) != size:

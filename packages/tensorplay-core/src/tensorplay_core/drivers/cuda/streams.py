@@ -13,6 +13,7 @@ from tensorplay_core.errors import (
     GraphStateError,
     OperationRefused,
 )
+from tensorplay_core.signature import a_type
 
 from .failures import NOT_READY, failure
 
@@ -223,7 +224,7 @@ def handle_of(stream: object) -> int:
     raise ArgumentTypeError(
         doing="reading",
         subject=f"stream {stream!r}",
-        met=f"it is a {type(stream).__name__}",
+        met=f"it is {a_type(stream)}",
         remedy="Pass a torch or CuPy stream, anything with __cuda_stream__, or an int handle.",
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 from .buffers import DTYPES, Buffer, cast_to, copier, filler, memory_of, poison
 from .ledger import Plain, Storage
@@ -135,7 +136,7 @@ class Arrays(Queue):
         if memory.readonly:
             raise ArgumentError(
                 doing=doing,
-                subject=f"memory of a {type(array).__name__}",
+                subject=f"memory of {a_type(array)}",
                 met="it is read-only",
                 remedy="Pass memory that can be written.",
             )

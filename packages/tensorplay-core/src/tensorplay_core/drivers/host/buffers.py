@@ -11,6 +11,7 @@ from operator import setitem
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
+from tensorplay_core.signature import a_type
 
 if TYPE_CHECKING:
     from .capturing import Capturing
@@ -147,7 +148,7 @@ def memory_of(array: object, doing: str = "reading the memory of") -> memoryview
     except TypeError as error:
         raise ArgumentTypeError(
             doing=doing,
-            subject=f"a {type(array).__name__}",
+            subject=a_type(array),
             met="it has no buffer protocol",
             remedy="Pass a buffer of the host driver, an array.array, a bytearray or an array of "
             "NumPy.",

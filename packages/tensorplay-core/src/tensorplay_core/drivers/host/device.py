@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 from tensorplay_core.hookspecs import hookimpl
+from tensorplay_core.signature import a_type
 
 from .arrays import Arrays
 from .buffers import Buffer, memory_of, overlap
@@ -89,7 +90,7 @@ class Device(Arrays):
             raise ArgumentTypeError(
                 doing="choosing a stream",
                 subject=repr(stream),
-                met=f"a {type(stream).__name__} is no stream",
+                met=f"{a_type(stream)} is no stream",
                 remedy="Pass a stream of the host driver (driver.stream()), or its handle.",
             )
         found = self._capturing.streams.get(handle)

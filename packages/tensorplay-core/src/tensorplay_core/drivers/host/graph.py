@@ -14,6 +14,7 @@ from tensorplay_core.errors import (
 )
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.protocols import CaptureMode, CaptureOptions, Update
+from tensorplay_core.signature import a_type
 from tensorplay_core.topology import Topology
 
 from .capture import Capture
@@ -124,7 +125,7 @@ class Graphs(Pools):
             raise ArgumentTypeError(
                 doing="using",
                 subject=repr(capture),
-                met=f"a {type(capture).__name__} is no capture of the host driver",
+                met=f"{a_type(capture)} is no capture of the host driver",
                 remedy="Pass what graph_begin, graph_adopt or conditional_open returned.",
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ArgumentError, GraphStateError, SignatureMismatch
+from tensorplay_core.signature import a_type
 
 from .buffers import DTYPES, Buffer, memory_of, overlap
 
@@ -34,9 +35,7 @@ def _differences(static: Sequence[memoryview], arrays: Sequence[Any]) -> list[st
         try:
             given = array.memory if type(array) is Buffer else memory_of(array)
         except ArgumentError as error:
-            found.append(
-                f"inputs[{place}]: captured an array, got a {type(array).__name__} ({error.met})"
-            )
+            found.append(f"inputs[{place}]: captured an array, got {a_type(array)} ({error.met})")
             continue
         if memory.shape != given.shape:
             found.append(f"inputs[{place}].shape: captured {memory.shape}, got {given.shape}")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,6 +70,27 @@ def test_a_closed_graph_is_closed_for_good(workbench: Workbench, facade: Facade)
             use()
         four_parts(caught.value)
     assert workbench.read(total) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("use", "doing"),
+    [
+        (lambda made, array: made.replay(), "replaying"),
+        (lambda made, array: made.upload(), "uploading"),
+        (lambda made, array: made.instantiate(), "instantiating"),
+        (lambda made, array: made.stage([array]), "staging"),
+        (lambda made, array: made.stage_and_launch([array], [array]), "staging"),
+    ],
+    ids=["replay", "upload", "instantiate", "stage", "stage_and_launch"],
+)
+def test_an_empty_graph_says_what_it_was_asked(
+    workbench: Workbench, facade: Facade, use: Callable[[Any, Any], None], doing: str
+) -> None:
+    made = facade.new()
+    with unchanged(facade), pytest.raises(GraphStateError, match=doing) as caught:
+        use(made, workbench.buffer([0.0]))
+    four_parts(caught.value)
+    assert "empty" in caught.value.met
 
 
 def test_a_replay_that_was_looked_up_before_the_end_is_refused(

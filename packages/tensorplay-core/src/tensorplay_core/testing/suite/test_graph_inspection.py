@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from tensorplay_core import export_dot
-from tensorplay_core.errors import GraphStateError
+from tensorplay_core.errors import ArgumentTypeError, GraphStateError
 from tensorplay_core.testing.facade import Facade
 from tensorplay_core.testing.workbench import Workbench
 
@@ -50,6 +50,16 @@ def test_the_last_captured_graph_is_exported(
     with pytest.raises(GraphStateError) as caught:
         export_dot()
     four_parts(caught.value)
+
+
+@pytest.mark.needs("graph_topology")
+def test_what_is_no_graph_is_not_exported(workbench: Workbench, facade: Facade) -> None:
+    made = facade.record(lambda: workbench.add_(workbench.buffer([0.0]), 1.0))
+    with pytest.raises(ArgumentTypeError) as caught:
+        export_dot(graph=5)  # type: ignore[arg-type]
+    four_parts(caught.value)
+    assert "int" in caught.value.met
+    del made
 
 
 @pytest.mark.needs("graph_dot")
