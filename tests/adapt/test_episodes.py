@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import optim
 
-from tensorplay_core.errors import GraphStateError, SignatureMismatch
+from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
 from tests.equality import assert_all_equal
 
 from .optimizers import adamw, sgd
@@ -114,3 +116,38 @@ def test_a_call_in_the_midst_of_another_changes_nothing(twins, device):
     assert same(before, everything(pair.ours))
     pair.step(x, y)
     assert runner._groups.unchanged()
+
+
+def loaded(training):
+    state = copy.deepcopy(training.optimizer.state_dict())
+    for one in state["state"].values():
+        one["exp_avg"].fill_(7.0)
+    training.optimizer.load_state_dict(state)
+
+
+def assigned(training):
+    state = {name: torch.full_like(one, 0.5) for name, one in training.model.state_dict().items()}
+    training.model.load_state_dict(state, assign=True)
+    training.optimizer.param_groups[0]["params"][:] = list(training.model.parameters())
+    training.optimizer.state.clear()
+
+
+@pytest.mark.parametrize("change", [loaded, assigned])
+def test_a_snapshot_is_of_what_there_is_now(twins, device, change):
+    pair = twins(adamw, device=device, captured={"on_change": "recapture"})
+    pair.run(2)
+    change(pair.ours)
+    snapshot, now = pair.step.snapshot(), everything(pair.ours)
+    pair.step(*pair.batch())
+    pair.step.reset_to(snapshot)
+    assert same(now, everything(pair.ours))
+
+
+def test_of_a_step_that_does_not_fit_there_is_no_snapshot(twins, device):
+    pair = twins(adamw, device=device)
+    pair.run(2)
+    snapshot = pair.step.snapshot()
+    loaded(pair.ours)
+    for refused in (pair.step.snapshot, lambda: pair.step.reset_to(snapshot)):
+        with pytest.raises(StaleGraph, match="state was replaced"):
+            refused()

@@ -8,7 +8,7 @@ optimizer, or eager code, the others are to know.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Birth:
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.entries = tuple(entries)
-        self._over = False
+        self._over = self._writing = False
         self.note()
         _births[optimizer] = self
 
@@ -47,6 +47,17 @@ class Birth:
         """The state is now what a first step is to find."""
         self._over = False
         self._seen = [(one, one._version) for one in self._tensors()]
+        self._writing = False
+
+    def write(self, fill: Callable[[Sequence[tuple[Any, str]]], object]) -> None:
+        """Makes the state another that a first step is to find; broken off, it is to come again.
+
+        Args:
+            fill: Fills the entries that it is given.
+        """
+        self._writing = True
+        fill(self.entries)
+        self.note()
 
     def end(self) -> None:
         """A step is taken."""
@@ -56,7 +67,9 @@ class Birth:
     def over(self) -> bool:
         """True if a step was taken, or state of other steps put in."""
         # On the CPU replays count as writes, as eager work does; on CUDA they are told by ``end``.
-        return self._over or any(one._version != seen for one, seen in self._seen)
+        return self._over or (
+            not self._writing and any(one._version != seen for one, seen in self._seen)
+        )
 
     def _tensors(self) -> list[torch.Tensor]:
         optimizer = self._optimizer()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tensorplay_torch.compiled import parts
 
 from .dependencies import Dependencies
+from .formulas import Key
 from .groups import Groups
 from .hyperparameters import Hyperparameters
 from .recipe import Recipe
@@ -44,12 +45,23 @@ class Changes:
             return unchanged
         return compiled.All([*self.dependencies.checks, *self.groups.checks], unchanged)
 
-    def end(self) -> None:
-        """The step is closed: nothing is unchanged any more."""
+    def doubt(self) -> None:
+        """Nothing is unchanged until ``follow`` has said so."""
         self.unchanged = _not_yet
 
-    def follow(self) -> bool:
-        """Makes the graphs compute with what there is now; False if that cannot be."""
+    def override(self, values: dict[Key, float]) -> None:
+        """Puts these values into the graphs until they are overridden otherwise."""
+        # Whatever breaks this off, the next ``follow`` goes on with it.
+        before, self.unchanged = self.unchanged, _not_yet
+        self.groups.override(values)
+        self.unchanged = before
+
+    def follow(self, then: Callable[[], object] = lambda: None) -> bool:
+        """Makes the graphs compute with what there is now; False if that cannot be.
+
+        Args:
+            then: Called when they do, as part of it.
+        """
         # Whatever breaks this off, the next call follows again.
         self.unchanged = _not_yet
         same = self._same()
@@ -59,6 +71,7 @@ class Changes:
             return False
         if not same:
             self.dependencies.watching.note()
+        then()
         self.unchanged = self._look()
         return True
 

@@ -31,21 +31,33 @@ class Episodes:
         self._graph.replay()
         self._plan = self._graph.stage(self._live)
 
-    @torch.no_grad()
-    def reset_to(self, snapshot: Snapshot) -> None:
-        """Fills the state from a snapshot.
+    def saved_in(self, snapshot: Snapshot) -> list[torch.Tensor]:
+        """What a snapshot holds of the state, in order.
 
         Raises:
-            SignatureMismatch: It is a snapshot of another state; nothing was changed.
+            SignatureMismatch: It is a snapshot of another state.
         """
         saved = snapshot.tensors_for(self._names)
+        found = [
+            f"{name}: {tuple(live.shape)}, {live.dtype}; saved {tuple(one.shape)}, {one.dtype}"
+            for name, live, one in zip(self._names, self._live, saved, strict=True)
+            if live.shape != one.shape or live.dtype != one.dtype
+        ]
+        if found:
+            raise SignatureMismatch(
+                differences=found,
+                subject=repr(snapshot),
+                doing="resetting to",
+                remedy="Take a snapshot of this step: step.snapshot().",
+            )
+        return saved
+
+    @torch.no_grad()
+    def fill(self, saved: list[torch.Tensor]) -> None:
+        """Fills the state with what a snapshot holds of it."""
         try:
             self._plan(saved)
-        except SignatureMismatch:
-            for live, value in zip(self._live, saved, strict=True):
-                if live.shape != value.shape or live.dtype != value.dtype:
-                    raise
-            # Memory with gaps cannot be staged.
+        except SignatureMismatch:  # Memory with gaps cannot be staged.
             torch._foreach_copy_(self._live, saved)
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ class Groups:
         self._optimizer = optimizer
         self.graphs = list(graphs)
         self.overridden: dict[Key, float] = {}
+        self._turning: set[Key] = set()
         self._options = dict(_options(optimizer))
         self._names = {
             (place, name) for place, group in enumerate(optimizer.param_groups) for name in group
@@ -91,22 +92,30 @@ class Groups:
         self._note()
         return True
 
-    def override(self, values: dict[Key, float]) -> None:
-        """Puts these values into the graphs until they are overridden otherwise."""
-        self.overridden = values
-        self._write()
-
     def _write(self) -> None:
         values = values_of(self._optimizer) | self.overridden
         for graph in self.graphs:
             graph.write(values)
+        self._turning.clear()
+
+    def override(self, values: dict[Key, float]) -> None:
+        """Puts these values into the graphs until they are overridden otherwise."""
+        self._turning.update(self.overridden, values)
+        self.overridden = values
+        self._write()
 
     def differences(self) -> Iterator[str]:
         """What changed that cannot be followed, one line each."""
         values = values_of(self._optimizer)
         refused: dict[Key, str] = {}
+        # An override that was broken off may be finished, whatever the graphs hold meanwhile.
+        asked = {
+            key: value
+            for key, value in {**values, **self.overridden}.items()
+            if key not in self._turning
+        }
         for graph in self.graphs:
-            for key, was, now in graph.refused({**values, **self.overridden}):
+            for key, was, now in graph.refused(asked):
                 refused[key] = f"{_spelled(key)} is {now}, and {was} is fixed in the graph"
             for key in graph.keys - values.keys():
                 if self._read(key[0], key[1]):

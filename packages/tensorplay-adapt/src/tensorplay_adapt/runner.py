@@ -20,9 +20,10 @@ from .capturing import Captured, capture_step
 from .changes import Changes
 from .distributed import close_before_groups
 from .episodes import Episodes
+from .first_step import FirstStep
 from .hyperparameters import Hyperparameters
 from .launches import Launches
-from .optimizers import create_state, damped_keys
+from .optimizers import damped_keys
 from .recipe import Outcome, Recipe
 from .report import Report, report
 from .snapshot import Snapshot, preserved
@@ -48,7 +49,6 @@ class Runner:
         metrics: Of the last call.
         transformed: The same, what the gradient transform returned.
         captures: How many there were.
-        fresh: The optimizer has taken no step yet.
         closed: True from ``close`` on.
         publish: Gives what to call after each capture, if it is still there.
     """
@@ -74,8 +74,9 @@ class Runner:
         self.metrics: dict[str, torch.Tensor] = {}
         self.transformed: Any = None
         self.captures = 0
-        self.fresh = self.closed = False
-        self._birth: Birth | None = None
+        self.closed = False
+        # What was broken off, and so has to be done anew before anything else.
+        self._broken = ""
         self.publish: Callable[[], Callable[[], object] | None] = lambda: None
         self._loop: UntilLoop | None = None
         self._episodes: Episodes | None = None
@@ -86,6 +87,7 @@ class Runner:
         """Launches somebody else's graph."""
         fixed = Hyperparameters.fixed(self.recipe.optimizer, graph)
         self._bind(batch, graph, Outcome(static_loss, {}, None), fixed)
+        self._first = FirstStep(self.recipe, self._changes, None)
 
     def capture(self, inputs: Any, targets: Any) -> None:
         """Captures the step for batches like this one, in place of an earlier capture.
@@ -102,25 +104,26 @@ class Runner:
         try:
             born, optimizer = captured.born, recipe.optimizer
             birth = Birth(optimizer, born) if born else Birth.of(optimizer)
-            damped = dict.fromkeys(damped_keys(recipe.optimizer), 0.0) if birth else {}
+            damped = damped_keys(optimizer) if birth else []
             if captured.hyperparameters.frozen.intersection(damped):
                 raise undamped(subject_of(recipe))
             if born and recipe.features.taken is not None:
                 recipe.features.taken.zero_()
-            before = self.captured
+            before, self._broken = self.captured, "capture"
             self._bind(batch, captured.graph, captured.outcome, captured.hyperparameters)
+            self._first = FirstStep(recipe, self._changes, birth)
+            self.captured, self._broken = captured, ""
         except BaseException:
             captured.graph.close()
+            if self._broken and self.captured is not None:
+                self._changes.doubt()
             raise
         if before is not None:
             before.graph.close()
-        self.captured, self._birth, self.fresh = captured, birth, birth is not None
         self.captures += 1
         close_before_groups(self, captured.graph)
         # Learning rate schedules warn if they step first; of the steps to come they see none.
         recipe.optimizer._opt_called = True  # type: ignore[attr-defined]
-        if damped:
-            self._groups.override(damped)
         publish = self.publish()
         if publish is not None:
             publish()
@@ -155,7 +158,7 @@ class Runner:
         lane = self.lane
         if lane.held():
             raise reentered(subject_of(self.recipe))
-        if self.fresh or not self._changes.unchanged():
+        if self._first.to_come or not self._changes.unchanged():
             self._catch_up(inputs, targets)
         try:
             leaves = self._take(inputs, targets)
@@ -166,42 +169,32 @@ class Runner:
             return self._unlike(error, inputs, targets)
         if self._counts:
             written(self._written)
-        if self.fresh:
-            self._first_taken()
+        if self._first.to_come:
+            self._first.taken()
         if not self._bare:
             self.metrics, self.transformed = self._launches.built(results)
         loss: torch.Tensor = results[0]
         return loss
 
-    def _first_taken(self, *, elsewhere: bool = False) -> None:
-        taken, birth = self.recipe.features.taken, self._birth
-        if birth is not None:
-            if taken is not None and not elsewhere and not taken.item():
-                birth.note()  # It was skipped: the first step is still to come.
-                return
-            birth.end()
-        self.fresh = False
-        if self._groups.overridden:
-            self._groups.override({})
-
     def _catch_up(self, inputs: Any, targets: Any) -> None:
         """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
+        if self._caught_up():
+            return
+        if not self._recaptures:
+            raise self._stale()
+        self.capture(inputs, targets)
+
+    def _caught_up(self) -> bool:
         self._check_open()
-        if self.fresh:
-            if self._birth is None or self._birth.over:
-                self._first_taken(elsewhere=True)
-            elif self._changes.unchanged():
-                return
-        if self._changes.follow():
-            if self.fresh and self._birth is not None:
-                # Some state begins as the learning rate of the first step.
-                create_state(self.recipe.optimizer, self._birth.entries)
-                self._birth.note()
-            return
-        if self._recaptures:
-            self.capture(inputs, targets)
-            return
-        raise self._stale()
+        if self._broken == "reset":
+            self._refuse("a reset was broken off", "Reset it: step.reset_to(snapshot).")
+        if self._broken:
+            return False
+        if self._first.to_come:
+            self._first.look()
+            if self._first.to_come and self._changes.unchanged():
+                return True
+        return self._changes.follow(self._first.followed)
 
     def _unlike(self, error: SignatureMismatch, inputs: Any, targets: Any) -> torch.Tensor:
         mismatch = self.batch.mismatch(inputs, targets)
@@ -236,25 +229,26 @@ class Runner:
             StaleGraph: What the step depends on is not what it was.
             GraphStateError: It is closed.
         """
-        self._check_open()
-        if not (self._changes.unchanged() or self._changes.follow()):
-            raise self._stale()
+        if self._first.to_come or not self._changes.unchanged():
+            self._catch_up(*self.batch.copy())
 
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""
         with self.lock:
             self._refuse_within()
-            if self.fresh or not self._changes.unchanged():
+            if self._first.to_come or not self._changes.unchanged():
                 self._catch_up(inputs, targets)
-            if self.fresh and self._groups.overridden:
+            if self._first.to_come and self._first.overridden:
                 self._refuse(
                     "the first step of SGD with dampening is unlike the others",
                     "Take it by a plain call: step(inputs, targets).",
                 )
             if self._loop is None:
                 with torch.inference_mode(False):
-                    self._loop = UntilLoop(self.recipe, self.batch, self._warmup_steps, self._pool)
-                self._groups.graphs.append(self._loop.hyperparameters)
+                    loop = UntilLoop(self.recipe, self.batch, self._warmup_steps, self._pool)
+                graphs = [*self._groups.graphs, loop.hyperparameters]
+                # At once: one without the other would compute with numbers of the past.
+                self._groups.graphs, self._loop = graphs, loop
             try:
                 leaves = self.batch.take(inputs, targets)
                 with self.lane.entered(subject_of(self.recipe)):
@@ -263,70 +257,69 @@ class Runner:
                 raise self.batch.mismatch(inputs, targets) from None
             if self._counts:
                 written(self._written)
-            if self.fresh:
-                self._first_taken()
+            if self._first.to_come:
+                self._first.taken()
             return result
 
     def snapshot(self) -> Snapshot:
         """See ``CudaGraphAdaptationStep.snapshot``."""
-        within = self.lane.entered(subject_of(self.recipe))
-        with self.lock, within, torch.inference_mode(False):
-            return Snapshot(self._dependencies.state(), fresh=self.fresh)
+        with self.lock, torch.inference_mode(False):
+            self._refuse_within()
+            self.ready()
+            with self.lane.entered(subject_of(self.recipe)):
+                return Snapshot(self._dependencies.state(), fresh=self._first.to_come)
 
     def reset_to(self, snapshot: Snapshot) -> None:
         """See ``CudaGraphAdaptationStep.reset_to``."""
         with self.lock, torch.inference_mode(False):
             self._refuse_within()
+            if self._broken == "reset":
+                self._broken = ""
             self.ready()
             if self._episodes is None:
                 self._episodes = Episodes(self._dependencies.state(), self.recipe.device)
             with self.lane.entered(subject_of(self.recipe)):
-                self._episodes.reset_to(snapshot)
+                saved = self._episodes.saved_in(snapshot)
+                if snapshot.fresh is not self._first.to_come:
+                    self._changes.doubt()
+                    self._broken = "reset"
+                self._episodes.fill(saved)
             if self._counts:
                 written(self._written)
-            self._set_fresh(snapshot.fresh)
+            self._first.put(to_come=snapshot.fresh)
+            self._broken = ""
 
     def verify(self, steps: int) -> Verification:
         """See ``CudaGraphAdaptationStep.verify``."""
         with self.lock, self._back_where_it_was():
-            batch, fresh = self.batch.copy(), self.fresh
+            batch, fresh = self.batch.copy(), self._first.to_come
             return compare_with_eager(self.recipe, lambda: self(*batch), batch, steps, fresh=fresh)
 
     def report(self) -> Report:
         """See ``CudaGraphAdaptationStep.report``."""
         if self.captured is None:
             self._refuse("somebody else captured the graph", "Make it by capture().")
-        captured, batch = self.captured, self.batch.copy()
         with self.lock, self._back_where_it_was(), preserved(self.recipe) as before:
+            captured, batch = self.captured, self.batch.copy()
             with before.watching():
                 self.recipe.run(*batch)
             return report(captured, self.recipe, batch, lambda: self(*batch))
 
     @contextmanager
     def _back_where_it_was(self) -> Iterator[None]:
-        fresh, results = self.fresh, (self.metrics, self.transformed)
         self.ready()
+        fresh, results = self._first.to_come, (self.metrics, self.transformed)
         try:
             yield
         finally:
             self.metrics, self.transformed = results
-            self._set_fresh(fresh)
-
-    def _set_fresh(self, fresh: bool) -> None:
-        if fresh is not self.fresh:
-            self.fresh = fresh
-            if self._birth is not None:
-                self._birth.note() if fresh else self._birth.end()
-            if fresh and self.recipe.features.taken is not None:
-                self.recipe.features.taken.zero_()
-            damped = damped_keys(self.recipe.optimizer) if fresh else ()
-            self._groups.override(dict.fromkeys(damped, 0.0))
+            self._first.put(to_come=fresh)
 
     def close(self) -> None:
         """Ends the graphs that were captured here. Idempotent."""
         with self.lock:
             self.closed = True
-            self._changes.end()
+            self._changes.doubt()
             self._drop_others()
             if self.captured is not None:
                 self.captured.graph.close()
