@@ -21,6 +21,7 @@ from tensorplay_torch.graphing.eligibility import DDP_WARMUP, is_ddp
 from tensorplay_torch.numbered import NumberedNode, numbered
 from tensorplay_torch.resources.versions import Versions
 from tensorplay_torch.tracking.fixed import same
+from tensorplay_torch.tracking.ran import Ran, Runs
 from tensorplay_torch.tracking.repeats import Repeats
 from tensorplay_torch.tracking.surroundings import steady_streams
 
@@ -52,6 +53,7 @@ class Captured:
         gradients: The graph's own gradients, by parameter name.
         born: Parameter and key of the optimizer state that was made; a first step is to come.
         seconds: What warm-up and capture took.
+        ran: Functions of the user's code that ran in the capture.
     """
 
     graph: CUDAGraph
@@ -60,6 +62,7 @@ class Captured:
     gradients: dict[str, torch.Tensor]
     born: tuple[tuple[Any, str], ...]
     seconds: float
+    ran: list[Ran]
 
 
 def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: object) -> Captured:
@@ -96,6 +99,7 @@ def capture_step(recipe: Recipe, batch: Batch, *, warmup_steps: int, pool: objec
         gradients=gradients,
         born=born,
         seconds=time.perf_counter() - began,
+        ran=made.runs.calls,
     )
 
 
@@ -106,12 +110,16 @@ class Session:
         recipe: The step.
         pool: Where the graph allocates.
         before: Everything as it was.
+
+    Attributes:
+        runs: What ran in its captures.
     """
 
     def __init__(self, recipe: Recipe, pool: SharedPool, before: Before) -> None:
         self._recipe, self._pool, self._before = recipe, pool, before
         self.first_use, self._bound = FirstUse(), list[str]()
         self._repeats = Repeats()
+        self.runs = Runs()
 
     def warm_up(self, batch: Batch, steps: int, bodies: int = 0) -> torch.Tensor | None:
         """Takes real steps, and undoes them in memory. What they bound stays for the capture.
@@ -156,10 +164,10 @@ class Session:
                             batch.static_inputs, batch.static_targets, updating=updating
                         ).loss
                 _synchronize(recipe.device)
+            self._bound = self._before.bound()
         except BaseException as error:
             attempt("undoing the warm-up", self._undo_memory, error)
             raise
-        self._bound = self._before.bound()
         self._undo_memory()
         return loss
 
@@ -240,6 +248,7 @@ class Session:
                 reads.noting(),
                 nothing_else(recipe, {**self._before.modules, **self._before.objects}),
                 graph(made, pool=self._pool.id, capture_error_mode="thread_local"),
+                self.runs.noting(),
             ):
                 result = work(made, partial(_noting, made, nodes, reads))
             numbers = Hyperparameters(
@@ -285,6 +294,8 @@ def session(recipe: Recipe, pool: object) -> Iterator[Session]:
         try:
             yield Session(recipe, shared, before)
         except BaseException as error:
+            # Once more: undoing the warm-up may have been broken off.
+            before.restore_memory()
             before.forget_state()
             if not isinstance(error, TensorplayError):
                 error.add_note(f"while capturing {subject_of(recipe)}; everything is as before")

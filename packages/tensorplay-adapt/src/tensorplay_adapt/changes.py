@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tensorplay_torch.compiled import parts
+from tensorplay_torch.tracking.ran import Ran
 
 from .dependencies import Dependencies
 from .formulas import Key
@@ -21,6 +22,7 @@ class Changes:
     Args:
         recipe: The step, as it was just captured.
         hyperparameters: Its numbers.
+        ran: Functions of the user's code that ran in the capture.
 
     Attributes:
         unchanged: Called without arguments it returns True if nothing changed, or False if that
@@ -29,8 +31,10 @@ class Changes:
         groups: The optimizer's groups, whose numbers can be followed.
     """
 
-    def __init__(self, recipe: Recipe, hyperparameters: Hyperparameters) -> None:
-        self.dependencies = Dependencies(recipe)
+    def __init__(
+        self, recipe: Recipe, hyperparameters: Hyperparameters, ran: Sequence[Ran] = ()
+    ) -> None:
+        self.dependencies = Dependencies(recipe, ran)
         self.groups = Groups(recipe.optimizer, hyperparameters)
         self.unchanged: Callable[[], bool] = self._look()
 

@@ -7,7 +7,7 @@ memory is and how it is read, by ``forms``; what is Python's own, by ``watching`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -17,11 +17,12 @@ from torch import nn
 
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.autocast import Autocast
+from tensorplay_torch.tracking.ran import Ran
 
 from .attributes import Names
 from .forms import Forms
 from .recipe import Recipe
-from .snapshot import named_state, reached_by
+from .snapshot import functions_of, named_state, reached_by
 from .turning import in_turn
 from .watching import Watching
 
@@ -38,19 +39,21 @@ class Dependencies:
 
     Args:
         recipe: The step, as it was just captured.
+        ran: Functions of the user's code that ran in the capture.
 
     Attributes:
         unchanged: Called without arguments it returns True if nothing changed. With compiled parts
             it looks at everything, and the checks are asked in its place.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, ran: Sequence[Ran] = ()) -> None:
         optimizer = recipe.optimizer
         self._optimizer, self._scaler = optimizer, recipe.features.scaler
         self._names = {one: name for name, one in named_state(recipe).items()}
+        reached = functions_of(recipe, ran)
         self._modules = {
             f"{owner}.{path}" if owner and path else owner or path: module
-            for owner, outermost in reached_by(recipe).items()
+            for owner, outermost in reached_by(recipe, reached).items()
             for path, module in outermost.named_modules()
         }
         self._state, self._groups = optimizer.state, optimizer.param_groups
@@ -102,7 +105,7 @@ class Dependencies:
         self._settings = _scaling(self._scaler)
         self._held_groups = list(self._groups)
         trained = {one: self._name(one) for one in watched if one.requires_grad}
-        self.watching = Watching(recipe, self._modules, trained)
+        self.watching = Watching(recipe, self._modules, trained, reached)
         self._device = recipe.device.type
         self._checks: list[Callable[[], object]] = []
         self.unchanged = self._look()

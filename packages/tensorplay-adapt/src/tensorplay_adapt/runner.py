@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ import torch
 from tensorplay_core.errors import GraphStateError, SignatureMismatch, StaleGraph
 from tensorplay_torch.compiled import written
 from tensorplay_torch.graphing.lanes import Lane, reentered
+from tensorplay_torch.tracking.ran import Ran
 
 from .admission import subject_of
 from .batch import Batch
@@ -110,7 +111,10 @@ class Runner:
             if born and recipe.features.taken is not None:
                 recipe.features.taken.zero_()
             before, self._broken = self.captured, "capture"
-            self._bind(batch, captured.graph, captured.outcome, captured.hyperparameters)
+            self._bind(
+                batch, captured.graph, captured.outcome, captured.hyperparameters, captured.ran
+            )
+            captured.ran.clear()
             self._first = FirstStep(recipe, self._changes, birth)
             self.captured, self._broken = captured, ""
         except BaseException:
@@ -129,12 +133,17 @@ class Runner:
             publish()
 
     def _bind(
-        self, batch: Batch, graph: Any, outcome: Outcome, hyperparameters: Hyperparameters
+        self,
+        batch: Batch,
+        graph: Any,
+        outcome: Outcome,
+        hyperparameters: Hyperparameters,
+        ran: Sequence[Ran] = (),
     ) -> None:
         recipe = self.recipe
         self._launches = Launches(graph, batch.tensors, outcome, recipe.device)
         self.batch, self.graph, self.outcome = batch, graph, outcome
-        self._changes = Changes(recipe, hyperparameters)
+        self._changes = Changes(recipe, hyperparameters, ran)
         self._dependencies, self._groups = self._changes.dependencies, self._changes.groups
         self._written = [one.detach() for one in self._dependencies.written]
         # What each call calls, within reach.

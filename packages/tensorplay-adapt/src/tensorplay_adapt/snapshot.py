@@ -18,6 +18,7 @@ from tensorplay_torch.tracking.culprit import frames
 from tensorplay_torch.tracking.dispatch import CaptureDispatch, Listener
 from tensorplay_torch.tracking.operations import describe
 from tensorplay_torch.tracking.preservation import Preservation
+from tensorplay_torch.tracking.ran import Ran
 from tensorplay_torch.tracking.reached import Reached
 
 from .reads import held_by, refused, settings_of
@@ -53,19 +54,46 @@ def named_state(recipe: Recipe) -> dict[str, torch.Tensor]:
     return found
 
 
-def reached_by(recipe: Recipe) -> dict[str, torch.nn.Module]:
-    """The outermost modules that a step runs or writes, by what errors call them."""
-    found = {"": recipe.module}
-    inner = {id(module) for module in recipe.module.modules()}
-    if recipe.features.ema is not None:
-        found["ema"] = recipe.features.ema
+def functions_of(recipe: Recipe, ran: Sequence[Ran] = ()) -> dict[str, Reached]:
+    """What the functions of a step run and read, by what errors call them.
+
+    Args:
+        recipe: The step.
+        ran: Functions that ran in its capture, which count as the module's.
+    """
+    found = {"module": Reached(recipe.module, ran)}
     for name, function in (
         ("loss_function", recipe.loss_function),
         ("gradient_transform", recipe.gradient_transform),
     ):
-        for path, module in Reached(function).roots.items() if function is not None else ():
-            if id(module) not in inner and module is not recipe.features.ema:
-                found[f"{name}.{path}" if path else name] = module
+        if function is not None:
+            found[name] = Reached(function)
+    if not type(recipe.optimizer).__module__.startswith("torch."):
+        found["optimizer"] = Reached(recipe.optimizer.step)
+    return found
+
+
+def reached_by(
+    recipe: Recipe, functions: Mapping[str, Reached] | None = None
+) -> dict[str, torch.nn.Module]:
+    """The outermost modules that a step runs or writes, by what errors call them.
+
+    Args:
+        recipe: The step.
+        functions: What its functions reach; None if that is still to be found.
+    """
+    found = {"": recipe.module}
+    inner = {id(module) for module in recipe.module.modules()}
+    if recipe.features.ema is not None:
+        found["ema"] = recipe.features.ema
+        inner.update(id(module) for module in recipe.features.ema.modules())
+    for name, reached in (functions or functions_of(recipe)).items():
+        outer = reached.hidden if name == "module" else {**reached.roots, **reached.hidden}
+        for path, module in outer.items():
+            if id(module) not in inner:
+                inner.update(id(part) for part in module.modules())
+                called = path if name == "module" else f"{name}.{path}" if path else name
+                found[called if called not in found else f"{called}#{len(found)}"] = module
     return found
 
 

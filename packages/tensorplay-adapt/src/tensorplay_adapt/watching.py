@@ -64,6 +64,7 @@ class Watching:
         recipe: The step, as it was just captured.
         modules: Those that it runs or writes, by path.
         tensors: Whose gradients it computes, with what errors call them.
+        functions: What its functions reach, by what errors call them.
 
     Attributes:
         unchanged: Called without arguments it returns True if nothing changed, or False if that
@@ -77,33 +78,31 @@ class Watching:
         recipe: Recipe,
         modules: Mapping[str, nn.Module],
         tensors: Mapping[torch.Tensor, str],
+        functions: Mapping[str, Reached],
     ) -> None:
         self._recipe, self._modules, self._tensors = recipe, modules, tensors
         self._owners: dict[str, object] = {
             path or "the module": one for path, one in modules.items()
         }
-        self._constants = {
+        self._constants: dict[str, dict[str, Any]] = {}
+        for path, one in zip(self._owners, modules.values(), strict=True):
+            names = frozenset().union(*(found.names_of(one) for found in functions.values()))
+            self._constants[path] = constants_of(one, others=names)
             # A compiled module has the mode of the one that it wraps.
-            path: {"training": one.training, **constants_of(one)}
-            if "training" in vars(one)
-            else constants_of(one)
-            for path, one in zip(self._owners, modules.values(), strict=True)
-        }
+            if "training" in vars(one):
+                self._constants[path]["training"] = one.training
         self._missing = {
             path: absent_of(one) for path, one in zip(self._owners, modules.values(), strict=True)
         }
-        if not type(recipe.optimizer).__module__.startswith("torch."):
-            self._owners["optimizer"] = recipe.optimizer
-            self._constants["optimizer"] = constants_of(recipe.optimizer, "step")
+        optimizer = self._owners["optimizer"] = recipe.optimizer
+        ours = not type(optimizer).__module__.startswith("torch.")
+        self._constants["optimizer"] = constants_of(optimizer, "step") if ours else {}
+        if "step" in vars(optimizer):
+            self._constants["optimizer"]["step"] = vars(optimizer)["step"]
         found = [
             one._replace(name=f"{kind}: {one.name}")
-            for kind, function in (
-                ("module", recipe.module),
-                ("loss_function", recipe.loss_function),
-                ("gradient_transform", recipe.gradient_transform),
-            )
-            if function is not None
-            for one in Reached(function).bindings
+            for kind, reached in functions.items()
+            for one in reached.bindings
             if not isinstance(one.value, ModuleType)
         ]
         # Numbers and tensors cost little to compare; lists, dicts and objects take turns.
@@ -113,6 +112,8 @@ class Watching:
         others = [one for one in found if not _is_simple(one.value)]
         self._turns = list(binding_entries([*others, *moving]))
         self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
+        if not ours:
+            self._shadows["optimizer"] &= {"step"}
         self._kinds = {path: type(one) for path, one in self._owners.items()}
         self._containers = {path: Attributes(one).containers for path, one in self._owners.items()}
         self._forwards: dict[Any, Any] = {
@@ -215,8 +216,11 @@ class Watching:
                 now = type(self._owners[path]).__name__
                 yield f"the class of {path} is {now}, was {kind.__name__}"
         for path, names in self._shadows.items():
-            for name in names & vars(self._owners[path]).keys():
-                yield f"{path}.{name} is set, and hides that of its class"
+            owner = self._owners[path]
+            for name in names & vars(owner).keys():
+                # A schedule puts one there that counts, and calls that of the class.
+                if not hasattr(vars(owner)[name], "_wrapped_by_lr_sched"):
+                    yield f"{path}.{name} is set, and hides that of its class"
         for name, read, value in self._bindings:
             now = read()
             # Tensors are among those that take turns.

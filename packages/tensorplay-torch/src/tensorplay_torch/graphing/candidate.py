@@ -6,7 +6,7 @@ import copy
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from tensorplay_core.errors import (
     OperationRefused,
 )
 from tensorplay_torch.resources.devices import resolve_device
+from tensorplay_torch.tracking.ran import Ran, Runs
 from tensorplay_torch.tracking.reached import Reached, compile_contexts
 
 from .arguments import Arguments
@@ -45,6 +46,7 @@ class Candidate:
         arguments: The form of the call.
         device: Where everything is.
         compiled: There are regions in it that torch.compile compiled.
+        runs: What ran in its captures.
 
     Raises:
         ArgumentError: An argument that a graph cannot stand for.
@@ -60,6 +62,7 @@ class Candidate:
         self._module = weakref.ref(module) if module is not None else None
         self._on_instance = False
         self._plain = function
+        self.runs = Runs()
         if module is not None:
             # A forward that somebody put on the instance, or that of its class.
             self._on_instance = _own_forward(module)
@@ -69,6 +72,7 @@ class Candidate:
     def again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Candidate:
         """The same callable with another sample call."""
         other = copy.copy(self)
+        other.runs = Runs()
         other._describe(args, kwargs)
         return other
 
@@ -138,8 +142,18 @@ class Candidate:
 
     @property
     def reached(self) -> Reached:
-        """The modules that it runs, found anew."""
-        return Reached(self._plain if self._module is None else self.module or self._plain)
+        """The modules that it runs, found anew, and what it reads."""
+        return self._reached(())
+
+    def reached_by_runs(self) -> Reached:
+        """The same with all that ran in its captures, which is forgotten."""
+        found = self._reached(self.runs.calls)
+        # They hold what was captured.
+        self.runs.clear()
+        return found
+
+    def _reached(self, ran: Iterable[Ran]) -> Reached:
+        return Reached(self._plain if self._module is None else self.module or self._plain, ran)
 
     def modes(self) -> list[tuple[dict[str, Any], bool]]:
         """Attributes of the outermost modules that a function runs, and the mode of each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from operator import call, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BindingEntry",
+    "Identical",
     "ModuleEntry",
     "Several",
     "TensorEntry",
@@ -36,6 +38,8 @@ KINDS = ("parameter", "buffer")
 ABSENT = object()
 TOGETHER = 4
 """How many values that code finds by name are looked at together."""
+BY_IDENTITY = 32
+"""The same of those that are themselves or are not."""
 SHORT = 8
 """Of longer lists and dicts only the length is looked at."""
 
@@ -130,6 +134,29 @@ class Several:
             yield from entry.changes()
 
 
+class Identical:
+    """Values that are themselves or are not: functions, classes, objects.
+
+    Args:
+        bindings: They.
+    """
+
+    def __init__(self, bindings: Sequence[Binding]) -> None:
+        self._reads = [one.read for one in bindings]
+        self._values = [one.value for one in bindings]
+        self._entries = Several(map(BindingEntry, bindings))
+
+    @property
+    def changed(self) -> bool:
+        """True if one is not as it was."""
+        same_ones = all(map(is_, map(call, self._reads), self._values))
+        return not same_ones and self._entries.changed
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was."""
+        return self._entries.changes()
+
+
 class ModuleEntry:
     """A module: its mode, hooks and parts, and the constants among its attributes.
 
@@ -138,9 +165,18 @@ class ModuleEntry:
         module: Held weakly.
         mode: Its mode matters; that of an outermost module is looked at by every call.
         hooks: It must have no hooks.
+        names: By which other code than its own reads its attributes.
     """
 
-    def __init__(self, path: str, module: nn.Module, *, mode: bool, hooks: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        module: nn.Module,
+        *,
+        mode: bool,
+        hooks: bool,
+        names: frozenset[str] = frozenset(),
+    ) -> None:
         self._prefix = f"{path}." if path else ""
         self._path = path
         self._module = weakref.ref(module)
@@ -154,7 +190,7 @@ class ModuleEntry:
             kind: {name for name, value in vars(module)[f"_{kind}s"].items() if value is not None}
             for kind in KINDS
         }
-        self._constants = constants_of(module)
+        self._constants = constants_of(module, others=names)
         # One without hooks of its own to mind is what is graphed: its forward is to be replays.
         self._missing = absent_of(module) if hooks else absent_of(module) - {"forward"}
         # A compiled module has the mode of the one that it wraps, which has an entry of its own.
@@ -228,14 +264,17 @@ def form_entries(entries: Sequence[TensorEntry]) -> Iterator[Forms]:
     yield from Forms.of([one.value for one in entries])
 
 
-def constants_of(owner: object, method: str = "forward") -> dict[str, Any]:
-    """The constants and tensors among an object's attributes that its code mentions, by name.
+def constants_of(
+    owner: object, method: str = "forward", *, others: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """The constants and tensors among an object's attributes that code mentions, by name.
 
     Args:
         owner: A module, say.
         method: The method that runs first; those that it calls are looked into as well.
+        others: Names that other code knows which reads them.
     """
-    names = Mentioned(owner, method).names
+    names = Mentioned(owner, method).names | others
     return {
         name: value
         for name, value in vars(owner).items()
@@ -269,16 +308,21 @@ def _is_plain(value: object) -> bool:
     return is_constant(value) or isinstance(value, torch.Tensor)
 
 
-def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several]:
-    """Entries of the bindings: containers by themselves, which take longer, others in fours."""
+def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several | Identical]:
+    """Entries of the bindings: the longer it takes to look at one, the fewer are together."""
     several: list[Binding] = []
+    identical: list[Binding] = []
     for binding in bindings:
         if _fills(binding.value):
             yield Several([BindingEntry(binding)])
-        else:
+        elif _is_plain(binding.value):
             several.append(binding)
+        else:
+            identical.append(binding)
     for first in range(0, len(several), TOGETHER):
         yield Several(map(BindingEntry, several[first : first + TOGETHER]))
+    for first in range(0, len(identical), BY_IDENTITY):
+        yield Identical(identical[first : first + BY_IDENTITY])
 
 
 def _fills(value: object) -> bool:

@@ -257,7 +257,7 @@ class Group:
         entries.captured += 1
         if entries.watch is not None:
             return
-        reached = candidate.reached
+        reached = candidate.reached_by_runs()
         known = {id(tensor) for _, tensor in reached.parameters()}
         entries.watch = Watch(
             reached,

@@ -144,7 +144,8 @@ def record_forward(
             device=candidate.device,
             allow_empty=True,
         ):
-            with saving.seeing() if saves and not candidate.compiled else nullcontext():
+            seeing = saving.seeing() if saves and not candidate.compiled else nullcontext()
+            with seeing, candidate.runs.noting():
                 value = candidate.run(inputs)
             outputs = Outputs(
                 value, inputs, known, device=candidate.device, subject=candidate.subject

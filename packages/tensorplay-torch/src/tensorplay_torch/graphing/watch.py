@@ -87,6 +87,7 @@ class Watch:
                     module,
                     mode=id(module) not in outermost,
                     hooks=id(module) not in outermost or not hooks_outside,
+                    names=reached.names_of(module),
                 )
                 for path, module in reached.modules.items()
             ),

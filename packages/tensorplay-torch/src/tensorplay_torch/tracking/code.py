@@ -13,14 +13,27 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Mentioned", "content", "globals_in", "is_library", "names_in", "stored_in"]
+__all__ = [
+    "Mentioned",
+    "content",
+    "globals_in",
+    "is_library",
+    "looked_up",
+    "names_in",
+    "only_filled",
+    "read_in",
+    "stored_in",
+]
 
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 OWN = "tensorplay_"
 LOOKED_UP = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+IDLE = ("CACHE", "PRECALL", "COPY_FREE_VARS", "PUSH_NULL")
 READ = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 BY_TEXT = {"getattr", "hasattr", "attrgetter", "vars", "__dict__"}
 """What finds attributes by strings."""
+FILLING = {"append", "extend", "add", "update", "appendleft"}
+"""Methods that put something into a container, and look at nothing in it."""
 
 
 class Mentioned:
@@ -52,26 +65,54 @@ class Mentioned:
                 for one in (function, *_helpers(function)):
                     new = names_in(one) - self.names
                     self.names |= new
-                    self.read |= _of(one, READ) | _texts(one)
+                    self.read |= _of(one.__code__, READ) | _texts(one.__code__)
                     pending += new
 
 
 def names_in(function: Any) -> set[str]:
     """The names that the code of a function knows; none for what is no Python function."""
     code = getattr(function, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        return set()
-    return _texts(function).union(*(one.co_names for one in _codes(code)))
+    return set(names_of(code)) if isinstance(code, types.CodeType) else set()
+
+
+@functools.lru_cache(maxsize=2048)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """The names that code knows, and that of the functions defined in it."""
+    return frozenset(_texts(code).union(*(one.co_names for one in _codes(code))))
 
 
 def globals_in(function: types.FunctionType) -> set[str]:
     """The names that a function, and those defined in it, look up as globals."""
-    return _of(function, LOOKED_UP)
+    return looked_up(function.__code__)
+
+
+def looked_up(code: types.CodeType) -> set[str]:
+    """The names that code, and that of the functions defined in it, look up as globals."""
+    return _of(code, LOOKED_UP)
+
+
+@functools.lru_cache(maxsize=2048)
+def only_filled(code: types.CodeType) -> frozenset[str]:
+    """The names under which code finds containers that it puts things into, and never looks at."""
+    filled: set[str] = set()
+    read: set[str] = set()
+    for one in _codes(code):
+        found = [step for step in dis.get_instructions(one) if step.opname not in IDLE]
+        for place, step in enumerate(found):
+            if not step.opname.startswith("LOAD_") or not isinstance(step.argval, str):
+                continue
+            after = found[place + 1 : place + 3]
+            fills = bool(after) and (
+                after[-1].opname == "STORE_SUBSCR"
+                or (after[0].opname in READ and after[0].argval in FILLING)
+            )
+            (filled if fills else read).add(step.argval)
+    return frozenset(filled - read)
 
 
 def stored_in(function: types.FunctionType) -> set[str]:
     """The globals that a function, and those defined in it, may bind."""
-    return _of(function, ("STORE_GLOBAL",))
+    return _of(function.__code__, ("STORE_GLOBAL",))
 
 
 def is_library(module: str) -> bool:
@@ -86,6 +127,12 @@ def content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+@functools.lru_cache(maxsize=2048)
+def read_in(code: types.CodeType) -> frozenset[str]:
+    """The names that code knows, without those of what it only fills."""
+    return names_of(code) - only_filled(code)
 
 
 def _definitions(owner: object, name: str) -> Iterator[types.FunctionType]:
@@ -105,9 +152,11 @@ def _functions(value: object) -> Iterator[types.FunctionType]:
     elif hasattr(value, "graphed") and hasattr(value, "original"):
         yield from _functions(value.original)
     elif isinstance(value, types.FunctionType):
+        yield value
         # torch.no_grad() and the like wrap what they decorate.
         inner = inspect.unwrap(value)
-        yield inner if isinstance(inner, types.FunctionType) else value
+        if inner is not value and isinstance(inner, types.FunctionType):
+            yield inner
 
 
 def _helpers(function: types.FunctionType) -> Iterator[types.FunctionType]:
@@ -130,13 +179,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(one)
 
 
-def _texts(function: types.FunctionType) -> set[str]:
-    """The names among a function's strings, if it may find attributes by them."""
+def _texts(code: types.CodeType) -> set[str]:
+    """The names among the strings of code, if it may find attributes by them."""
     return {
         word
-        for code in _codes(function.__code__)
-        if not BY_TEXT.isdisjoint(code.co_names)
-        for word in _words(code.co_consts)
+        for one in _codes(code)
+        if not BY_TEXT.isdisjoint(one.co_names)
+        for word in _words(one.co_consts)
     }
 
 
@@ -150,8 +199,8 @@ def _words(constants: tuple[Any, ...]) -> Iterator[str]:
                 yield from parts
 
 
-def _of(function: types.FunctionType, operations: tuple[str, ...]) -> set[str]:
-    return set().union(*(_operands(code, operations) for code in _codes(function.__code__)))
+def _of(code: types.CodeType, operations: tuple[str, ...]) -> set[str]:
+    return set().union(*(_operands(one, operations) for one in _codes(code)))
 
 
 @functools.lru_cache(maxsize=2048)

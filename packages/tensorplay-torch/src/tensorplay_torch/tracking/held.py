@@ -61,7 +61,7 @@ class Held:
 
         Args:
             now: What is held now.
-            growing: Keys that came or went in dicts do not count: such are caches.
+            growing: Keys that came to dicts do not count: such are caches.
         """
         value = self.value
         if now is not value and not self._alike(now):
@@ -84,7 +84,7 @@ class Held:
             spelled = f"[{key!r}]"
             old, new = before.get(key, ABSENT), after.get(key, ABSENT)
             inner = self._inner.get(key)
-            if keyed and (old is ABSENT or new is ABSENT):
+            if keyed and old is ABSENT:
                 continue
             if inner is not None and new is not ABSENT:
                 yield from (spelled + rest for rest in inner.changes(new, growing=growing))
