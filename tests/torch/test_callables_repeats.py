@@ -108,7 +108,6 @@ CHANGING = [
     in_an_iterator,
     in_a_generator,
     in_slots,
-    in_an_array,
     in_an_attribute_of_the_function,
     in_a_shape,
     in_a_branch,
@@ -123,6 +122,13 @@ def test_work_that_changes_from_call_to_call_is_refused(device, make):
     with pytest.raises(tp.OperationRefused, match=r"in one call|where the next runs") as met:
         tp.graphed(make())(torch.rand(4, device=device))
     assert "Python counts, draws or looks at the clock" in str(met.value)
+
+
+def test_an_array_that_each_call_writes_is_refused_and_put_back(device):
+    function = in_an_array()
+    with pytest.raises(tp.OperationRefused, match="it sets kept in each call"):
+        tp.graphed(function)(torch.rand(4, device=device))
+    assert torch.equal(function(torch.ones(1)), torch.ones(1))
 
 
 def test_small_tensors_of_numbers_are_compared():

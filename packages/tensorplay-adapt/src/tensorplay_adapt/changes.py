@@ -74,7 +74,7 @@ class Changes:
         if not self.groups.follow():
             return False
         if not same:
-            self.dependencies.watching.note()
+            self.dependencies.note()
         then()
         self.unchanged = self._look()
         return True

@@ -17,6 +17,7 @@ from torch import nn
 
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.graphing.autocast import Autocast
+from tensorplay_torch.tracking.fixed import same
 from tensorplay_torch.tracking.ran import Ran
 
 from .attributes import Names
@@ -82,10 +83,6 @@ class Dependencies:
         self._keys = list(map(list, self._dicts.values()))
         self._state_keys = list(self._state)
         self._held = list(chain.from_iterable(self._views))
-        # One value equals another, and the truth of many raises: those are told by being the same.
-        single = [n for n, one in enumerate(self._held) if not _is_array(one)]
-        self._pick = itemgetter(*single, 0, 0) if self._held else tuple
-        self._picked = self._pick(self._held)
         watched = dict.fromkeys(
             chain(
                 (one for one in self._held if isinstance(one, nn.Parameter)),
@@ -110,6 +107,11 @@ class Dependencies:
         self._checks: list[Callable[[], object]] = []
         self.unchanged = self._look()
 
+    def note(self) -> None:
+        """Takes what does not matter as it is now, so that the next look is short again."""
+        self.watching.note()
+        self.unchanged = self._look()
+
     @property
     def written(self) -> list[torch.Tensor]:
         """The parameters that a step changes."""
@@ -122,13 +124,17 @@ class Dependencies:
     def _look(self) -> Callable[[], bool]:
         """``unchanged``, with everything that it looks at within reach."""
         optimizer, state, groups = self._optimizer, self._state, self._groups
-        states, held_groups = self._states, self._held_groups
+        states, held_groups = list(state.values()), self._held_groups
         lists, lengths, steered = self._lists, self._lengths, self._steered
-        views, held, pick, picked = self._views, self._held, self._pick, self._picked
+        views, held = self._views, list(chain.from_iterable(self._views))
+        # One value equals another, and the truth of many raises: those are told by being the same.
+        single = [n for n, one in enumerate(held) if not _is_array(one)]
+        pick: Callable[[list[Any]], Any] = itemgetter(*single, 0, 0) if held else tuple
+        picked = pick(held)
         empty, as_they_were = self._empty, self._forms.unchanged
         names = [Names(one) for one in (*self._dicts.values(), state)]
         named = in_turn(names)
-        scaler, settings = self._scaler, self._settings
+        scaler, settings = self._scaler, _scaling(self._scaler)
         autocast, values = self._autocast.difference, state.values()
         watching = self.watching
         number, flat, entries = len(groups), chain.from_iterable, len(states)
@@ -137,7 +143,7 @@ class Dependencies:
             # Where objects are the same, to compare lists takes a tenth of asking `is` of each.
             try:
                 return found == held and all(map(is_, pick(found), picked))
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 return False
 
         def holds() -> bool:
@@ -195,7 +201,7 @@ class Dependencies:
         yield from self._rebound()
         yield from self._forms.differences()
         for name, was, now in zip(SCALER, self._settings, _scaling(self._scaler), strict=False):
-            if now is not was and (isinstance(now, torch.Tensor) or now != was):
+            if now is not was and not same(was, now):
                 yield f"scaler.{name} is not what it was"
         if difference := self._autocast.difference():
             yield difference
@@ -229,7 +235,7 @@ class Dependencies:
                 yield f"{name} has the entries {list(source)}, had {keys}"
                 continue
             for key, was, value in zip(source, before, now, strict=True):
-                if value is not was and (isinstance(value, torch.Tensor) or value != was):
+                if value is not was and not same(was, value):
                     yield f"{name}[{key!r}] was replaced"
 
     def _regrouped(self) -> Iterator[str]:
@@ -237,7 +243,7 @@ class Dependencies:
         for place, (group, held, size) in enumerate(
             zip(self._groups, self._lists, self._lengths, strict=True)
         ):
-            before, now = [next(steered) for _ in range(size)], group["params"]
+            before, now = [next(steered) for _ in range(size)], group.get("params", ())
             if len(now) != size:
                 yield f"param_groups[{place}] has {len(now)} parameters, had {size}"
             elif not all(map(is_, now, before)):

@@ -119,7 +119,9 @@ class Groups:
                 refused[key] = f"{_spelled(key)} is {now}, and {was} is fixed in the graph"
             for key in graph.keys - values.keys():
                 if self._read(key[0], key[1]):
-                    refused[key] = f"{_spelled(key)} is {self._said_now(key)}, was a number"
+                    refused[key] = (
+                        f"{_spelled(key)} is {self._said_now(key)}, was a number of Python's"
+                    )
         yield from refused.values()
         options = dict(_options(self._optimizer))
         for (place, name), was in self._options.items():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from tensorplay_core.errors import OperationRefused
+from tensorplay_torch.resources.generators import put_back
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.preservation import HostRandom
 from tensorplay_torch.tracking.repeats import Repeats
@@ -45,7 +46,7 @@ def nothing_else(recipe: Recipe, objects: Mapping[str, object]) -> Iterator[None
     finally:
         host.restore()
         if elsewhere:
-            torch.default_generator.set_state(state)
+            put_back(torch.default_generator, state)
     if library:
         raise OperationRefused(
             operation="a random draw on the host",

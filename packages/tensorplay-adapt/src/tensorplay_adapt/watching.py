@@ -235,8 +235,6 @@ class Watching:
         for key, (said, hook) in self._hooks.items():
             if key not in now:
                 yield f"{said} ({_named(hook)}) was removed, and a replay still does its work"
-        if torch.get_default_dtype() is not self._dtype:
-            yield f"the default dtype is {torch.get_default_dtype()}, was {self._dtype}"
 
     def _all_hooks(self) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Every place of hooks that concerns the step, with what errors call its hooks."""

@@ -58,8 +58,8 @@ def isolated(launch: Callable[..., None], dtype: torch.dtype | None = None) -> C
         grad = torch.is_grad_enabled()
         with force(), plain():
             # Recorded tensors say for themselves whether they require grad.
-            set_grad(True)
             try:
+                set_grad(True)
                 launch(stream)
             finally:
                 set_grad(grad)
@@ -94,8 +94,8 @@ def without_grad(work: Work) -> Work:
     set_grad = required("set_grad_enabled", "replaying on the CPU")
 
     def work_without_grad() -> None:
-        set_grad(False)
         try:
+            set_grad(False)
             work()
         finally:
             set_grad(True)
@@ -108,8 +108,8 @@ def under_settings(work: Work, wanted: tuple[Any, ...]) -> Work:
 
     def work_under_settings() -> None:
         before = settings()
-        _set(wanted)
         try:
+            _set(wanted)
             work()
         finally:
             _set(before)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import torch
 
-from tensorplay_torch.resources.generators import identity
+from tensorplay_torch.resources.generators import identity, putting_back
 from tensorplay_torch.tracking.refusals import Reason, refused
 
 __all__ = ["Randomness"]
@@ -135,6 +135,12 @@ class _Watched:
         self._expected = self._shadow.get_state()
         torch.rand((), generator=self._generator)
 
+    def put_back(self, state: torch.Tensor) -> None:
+        """Undoes what a thread drew beside: it has that state again, and is to have it at last."""
+        self._is_set()
+        self._generator.set_state(state)
+        self._before = self._expected = state
+
     def restore(self) -> None:
         """Puts the state back, unless that would make other threads draw the same numbers again."""
         if self._is_set() or self._spoilt:
@@ -160,6 +166,17 @@ class _Watched:
         self._times += by_hand
         self._shared, self._expected = self._shared or not by_hand, now
         return by_hand
+
+
+def _put_back(generator: torch.Generator, state: torch.Tensor) -> bool:
+    with _lock:
+        watched = _watched.get(identity(generator))
+        if watched is not None:
+            watched.put_back(state)
+        return watched is not None
+
+
+putting_back.append(_put_back)
 
 
 def _drawn(before: torch.Tensor, now: torch.Tensor) -> bool:

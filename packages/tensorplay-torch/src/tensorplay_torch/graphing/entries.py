@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensorplay_torch.tracking.code import Mentioned, is_library
-from tensorplay_torch.tracking.fixed import is_constant, same
+from tensorplay_torch.tracking.fixed import is_array, is_constant, same
 from tensorplay_torch.tracking.held import CONTAINERS, Held
 from tensorplay_torch.tracking.reached import Binding, Reached
 
@@ -326,8 +326,10 @@ def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several | Identical
 
 
 def _fills(value: object) -> bool:
-    """True for what may change in place: lists and dicts, and tuples of them."""
-    return isinstance(value, CONTAINERS) or (type(value) is tuple and any(map(_fills, value)))
+    """True for what may change in place: lists, dicts and arrays of NumPy's, and tuples of them."""
+    if isinstance(value, CONTAINERS) or is_array(value):
+        return True
+    return type(value) is tuple and any(map(_fills, value))
 
 
 def _seen(value: torch.Tensor) -> tuple[int, Form]:

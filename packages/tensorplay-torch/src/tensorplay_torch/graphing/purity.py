@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from tensorplay_core.errors import OperationRefused
+from tensorplay_torch.resources.generators import put_back
 from tensorplay_torch.tracking.attributes import Attributes
 from tensorplay_torch.tracking.names import Names
 from tensorplay_torch.tracking.preservation import HostRandom
@@ -51,7 +52,7 @@ def nothing_else(candidate: Candidate) -> Iterator[None]:
     finally:
         host.restore()
         if drawn_here:
-            torch.default_generator.set_state(state)
+            put_back(torch.default_generator, state)
     if library:
         raise drawn_elsewhere(library, candidate.device, candidate.subject)
     if changes:

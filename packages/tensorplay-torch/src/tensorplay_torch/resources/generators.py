@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +22,25 @@ from .devices import index_of
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["Generators", "checked", "draws", "identity", "keep_state", "of_torch", "serves"]
+__all__ = [
+    "Generators",
+    "checked",
+    "draws",
+    "identity",
+    "keep_state",
+    "of_torch",
+    "put_back",
+    "putting_back",
+    "serves",
+]
 
 # From 2.12 on a capture takes in any generator that its work draws from; before, only those that
 # were registered, and torch refuses work that draws from others.
 TAKES_IN_ANY = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 12)
 _keepers: dict[int, torch.cuda.CUDAGraph] = {}
 atexit.register(_keepers.clear)
+putting_back: list[Callable[[torch.Generator, torch.Tensor], bool]] = []
+"""Whoever watches generators, in captures of other threads: asked to put one back, if it does."""
 _SWITCHES = frozenset({"train", "training"})
 _RATES = frozenset({"dropout", "dropout_p"})
 
@@ -149,3 +161,12 @@ def draws(operation: OpOverload, arguments: Sequence[Any], keywords: Mapping[str
         if parameter.name in _RATES and value == 0:
             return False
     return True
+
+
+def put_back(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Gives a generator a state back that it had before work which is undone.
+
+    Captures of other threads are told: nobody set it by hand.
+    """
+    if not any(put(generator, state) for put in putting_back):
+        generator.set_state(state)

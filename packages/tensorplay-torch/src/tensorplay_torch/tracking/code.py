@@ -20,8 +20,8 @@ __all__ = [
     "is_library",
     "looked_up",
     "names_in",
+    "names_of",
     "only_filled",
-    "read_in",
     "stored_in",
 ]
 
@@ -46,12 +46,15 @@ class Mentioned:
     Attributes:
         names: The names that their code knows.
         read: Those of attributes that it may look up, not only set.
+        filled: Those of containers that it puts things into, and never looks at.
         functions: The methods, each once, and functions among the object's attributes.
     """
 
     def __init__(self, owner: object, first: str) -> None:
         self.names: set[str] = set()
         self.read: set[str] = set()
+        self.filled: set[str] = set()
+        used: set[str] = set()
         self.functions: list[types.FunctionType] = []
         seen: set[int] = set()
         pending = [first]
@@ -66,7 +69,10 @@ class Mentioned:
                     new = names_in(one) - self.names
                     self.names |= new
                     self.read |= _of(one.__code__, READ) | _texts(one.__code__)
+                    self.filled |= only_filled(one.__code__)
+                    used |= names_in(one) - only_filled(one.__code__)
                     pending += new
+        self.filled -= used
 
 
 def names_in(function: Any) -> set[str]:
@@ -127,12 +133,6 @@ def content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-@functools.lru_cache(maxsize=2048)
-def read_in(code: types.CodeType) -> frozenset[str]:
-    """The names that code knows, without those of what it only fills."""
-    return names_of(code) - only_filled(code)
 
 
 def _definitions(owner: object, name: str) -> Iterator[types.FunctionType]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import numbers
 import pathlib
+import sys
 import types
 from typing import Any
 
 import torch
 
-__all__ = ["is_constant", "same"]
+__all__ = ["equal_arrays", "is_array", "is_constant", "same"]
 
 BY_VALUE: tuple[type, ...] = (
     type(None),
@@ -56,8 +57,10 @@ def same(captured: Any, given: Any) -> bool:
         return True
     if type(captured) is not type(given):
         return False
-    if type(captured) is tuple:
+    if isinstance(captured, tuple) and not isinstance(captured, torch.Size):
         return len(captured) == len(given) and all(map(same, captured, given))
+    if is_array(captured):
+        return equal_arrays(captured, given)
     if isinstance(captured, slice):
         return all(same(getattr(captured, end), getattr(given, end)) for end in SLICE)
     if not isinstance(captured, (*BY_VALUE, frozenset)):
@@ -65,3 +68,15 @@ def same(captured: Any, given: Any) -> bool:
     if isinstance(captured, numbers.Number):
         return repr(captured) == repr(given)
     return bool(captured == given)
+
+
+def is_array(value: Any) -> bool:
+    """True for an array of NumPy's."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
+def equal_arrays(one: Any, other: Any) -> bool:
+    """True if two arrays of NumPy's hold the same, bit for bit."""
+    alike = one.dtype == other.dtype and one.shape == other.shape and not one.dtype.hasobject
+    return alike and one.tobytes() == other.tobytes()

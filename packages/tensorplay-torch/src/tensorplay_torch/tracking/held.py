@@ -1,7 +1,8 @@
 """A value as Python code holds it at one moment, to tell later whether it is still the same.
 
-Lists, dicts, sets and deques are compared by what is in them, to some depth; tensors by identity,
-since their values are memory, which others look after, and objects likewise.
+Lists, dicts, sets and deques are compared by what is in them, to some depth, and so are NumPy's
+arrays if they are short; tensors by identity, since their values are memory, which others look
+after, and objects likewise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .fixed import is_constant, same
+from .fixed import equal_arrays, is_array, is_constant, same
 
 __all__ = ["CONTAINERS", "Held", "is_of_library", "is_plain_object"]
 
@@ -44,6 +45,9 @@ class Held:
         self._shallow: Any = None
         self._inner: dict[Any, Held] = {}
         self._length = len(value) if isinstance(value, CONTAINERS) else 0
+        if is_array(value) and value.nbytes <= LONG * 8:
+            self._shallow = value.copy()
+            return
         if not depth or self._length > long:
             return
         if isinstance(value, CONTAINERS):
@@ -74,6 +78,10 @@ class Held:
                 found = held.changes(now[key], growing=growing)
                 yield from (f"[{key!r}]{rest}" for rest in found)
             return
+        if is_array(self._shallow):
+            if not equal_arrays(self._shallow, now):
+                yield ""
+            return
         if isinstance(self._shallow, set):
             if now != self._shallow:
                 yield ""
@@ -103,6 +111,10 @@ class Held:
         if isinstance(value, list) and self._shallow is None:
             del value[self._length :]
         if self._shallow is None or self.is_same(value):
+            return
+        if is_array(value):
+            if value.shape == self._shallow.shape and value.flags.writeable:
+                value[...] = self._shallow
             return
         value.clear()
         if isinstance(value, dict | set):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from tensorplay_torch.resources.generators import put_back
 from tensorplay_torch.resources.storages import Watched, key_of
 from tensorplay_torch.resources.versions import Versions
 
@@ -115,7 +116,7 @@ class Preservation:
             torch.cuda.synchronize(self._device)
         self._versions.restore()
         for generator, state in self._states.values():
-            generator.set_state(state)
+            put_back(generator, state)
         self._host.restore()
         self._saved.clear()
         self._born.clear()

@@ -2,12 +2,13 @@
 
 A replay runs none of them again: whatever their code reads by name, the graph stands on. What found
 them (a hook, a decorator, a parent, an optimizer's step) does not matter. They are seen by Python's
-profiler, in the thread that captures.
+monitoring, or its profiler before 3.12, in the thread that captures and, of monitoring, in torch's.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ WITHIN = 2
 """How many containers in one another are looked into."""
 MOST = 20_000
 """So many different calls are kept, at most."""
+_lock = threading.Lock()
 
 
 class Ran:
@@ -87,31 +89,21 @@ class Runs:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes what runs while entered, after a profiler in Python that is there already."""
-        before: Any = sys.getprofile()
-        if before is not None and not callable(before):  # One in C, which could not be put back.
+        """Notes what runs while entered. Profilers that are there go on."""
+        with _monitored(self) if _TOOL is not None else _profiled(self):
             yield
-            return
-        note = self._note
 
-        def profile(frame: types.FrameType, event: str, argument: object) -> None:
-            if event == "call":
-                note(frame)
-            if before is not None:
-                before(frame, event, argument)
-
-        sys.setprofile(profile)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
-
-    def _note(self, frame: types.FrameType) -> None:
-        code = frame.f_code
+    def is_users(self, code: types.CodeType, around: dict[str, Any]) -> bool:
+        """True for code of the user's, with these globals."""
         users = self._users.get(code)
         if users is None:
-            users = self._users[code] = _is_users(code, frame.f_globals)
-        if not users or len(self._noted) >= MOST:
+            users = self._users[code] = _is_users(code, around)
+        return users
+
+    def note(self, frame: types.FrameType) -> None:
+        """A function begins."""
+        code = frame.f_code
+        if not self.is_users(code, frame.f_globals) or len(self._noted) >= MOST:
             return
         values, count = frame.f_locals, code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args and **kwargs.
@@ -133,10 +125,84 @@ class Runs:
         ]
 
 
+_watching: Any = getattr(sys, "monitoring", None)
+"""Python's monitoring, from 3.12 on."""
+
+
+def _free_tool() -> int | None:
+    """A number for ``sys.monitoring``; None if there is none."""
+    for number in (4, 3, 5) if _watching is not None else ():
+        if _watching.get_tool(number) is None:
+            _watching.use_tool_id(number, "tensorplay")
+            return number
+    return None
+
+
+_TOOL = _free_tool()
+_noting: list[tuple[int, Runs]] = []
+"""Threads that note now, and what they note in."""
+
+
+@contextmanager
+def _monitored(runs: Runs) -> Iterator[None]:
+    """By ``sys.monitoring``, to which library code costs nothing after its first call."""
+    start, entry = _watching.events.PY_START, (threading.get_ident(), runs)
+    try:
+        with _lock:
+            _noting.append(entry)
+            _watching.register_callback(_TOOL, start, _begun)
+            _watching.set_events(_TOOL, start)
+        yield
+    finally:
+        with _lock:
+            if entry in _noting:
+                _noting.remove(entry)
+            if not _noting:
+                _watching.set_events(_TOOL, 0)
+
+
+def _begun(code: types.CodeType, _: int) -> Any:
+    """A function begins, in any thread."""
+    frame = sys._getframe(1)
+    if not _is_users(code, frame.f_globals):
+        return _watching.DISABLE
+    thread = threading.get_ident()
+    # torch's own threads, which Python does not know, run what a backward calls.
+    foreign = thread not in threading._active  # type: ignore[attr-defined]
+    for ours, runs in tuple(_noting):
+        if thread == ours or foreign:
+            runs.note(frame)
+    return None
+
+
+@contextmanager
+def _profiled(runs: Runs) -> Iterator[None]:
+    """By Python's profiler, in this thread."""
+    before: Any = sys.getprofile()
+    if before is not None and not callable(before):  # One in C, which could not be put back.
+        yield
+        return
+    known, note = runs._users, runs.note
+
+    def profile(frame: types.FrameType, event: str, argument: object) -> None:
+        if event == "call" and known.get(frame.f_code, True):
+            note(frame)
+        if before is not None:
+            before(frame, event, argument)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
 def _is_users(code: types.CodeType, around: dict[str, Any]) -> bool:
     if code.co_name.startswith("<") and code.co_name != "<lambda>":  # Part of another function.
         return False
-    return not is_library(str(around.get("__name__", "")))
+    name = str(around.get("__name__", ""))
+    # Named tuples are made with globals of their own.
+    return not is_library(name) and not name.startswith("namedtuple_")
 
 
 def _objects(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:

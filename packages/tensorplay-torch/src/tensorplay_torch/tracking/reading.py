@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .code import is_library, looked_up, only_filled, read_in
+from .code import is_library, looked_up, names_of, only_filled
 from .fixed import is_constant
 from .held import is_of_library
 from .ran import Ran
-from .search import LONG, OF_MODULES, WITHIN, Search, apart_of
+from .search import LONG, OF_MODULES, WITHIN, Search, apart_of, is_filled
 
 __all__ = ["Reading"]
 
@@ -37,18 +37,18 @@ class Reading(Search):
 
     def ran(self, call: Ran) -> None:
         """What a function read that ran."""
-        names, around = read_in(call.code), call.globals
-        filled = only_filled(call.code)
-        for name in sorted((looked_up(call.code) & around.keys()) - filled):
-            self._bind(f"global {name}", around, name)
-            self._reads_of(around[name], name, names)
+        code, around, filled = call.code, call.globals, only_filled(call.code)
+        for name in sorted(looked_up(code) & around.keys()):
+            if not is_filled(name, around[name], filled):
+                self._bind(f"global {name}", around, name)
+                self._reads_of(around[name], name, code)
         for name, value in call.containers:
             if name not in filled:
                 self._bind(name, {"": value}, "", key=id(value))
-                self._reads_of(value, name, names)
+                self._reads_of(value, name, code)
         for name, value in call.given:
             self._method_of(value, call)
-            self._reads_of(value, name, names)
+            self._reads_of(value, name, code)
 
     def _method_of(self, value: Any, call: Ran) -> None:
         """Notes the class that the function which ran is a method of, if it is one of ``value``."""
@@ -58,20 +58,21 @@ class Reading(Search):
             if isinstance(found, types.FunctionType) and found.__code__ is call.code:
                 self._bind(f"{one.__name__}.{name}", vars(one), name)
 
-    def _reads_of(self, value: Any, name: str, names: frozenset[str], depth: int = WITHIN) -> None:
-        """What code that knows ``names`` reads of a value, which it calls ``name``."""
-        if (id(value), id(names)) in self._reads:
+    def _reads_of(self, value: Any, name: str, code: types.CodeType, depth: int = WITHIN) -> None:
+        """What code reads of a value, which it calls ``name``."""
+        if (id(value), id(code)) in self._reads:
             return
-        self._reads.add((id(value), id(names)))
-        self._kept += (value, names)
+        self._reads.add((id(value), id(code)))
+        self._kept += (value, code)
+        names = names_of(code)
         if isinstance(value, nn.Module):
-            self._reads_of_module(value, name, names, depth)
+            self._reads_of_module(value, name, code, depth)
         elif isinstance(value, list | tuple) and len(value) <= LONG:
             for place, one in enumerate(value):
-                self._reads_of(one, f"{name}[{place}]", names, depth)
+                self._reads_of(one, f"{name}[{place}]", code, depth)
         elif isinstance(value, dict) and len(value) <= LONG:
             for key, one in list(value.items()):
-                self._reads_of(one, f"{name}[{key!r}]", names, depth)
+                self._reads_of(one, f"{name}[{key!r}]", code, depth)
         elif isinstance(value, types.ModuleType | type):
             self._namespace(value, name, names)
         elif (
@@ -83,12 +84,14 @@ class Reading(Search):
         ):
             self._namespace(type(value), type(value).__name__, names)
             for attribute in sorted((names & attributes.keys()) - apart_of(value)):
-                self._bind(f"{name}.{attribute}", attributes, attribute)
-                self._reads_of(attributes[attribute], f"{name}.{attribute}", names, depth - 1)
+                if not is_filled(attribute, attributes[attribute], only_filled(code)):
+                    self._bind(f"{name}.{attribute}", attributes, attribute)
+                    self._reads_of(attributes[attribute], f"{name}.{attribute}", code, depth - 1)
 
     def _reads_of_module(
-        self, module: nn.Module, name: str, names: frozenset[str], depth: int
+        self, module: nn.Module, name: str, code: types.CodeType, depth: int
     ) -> None:
+        names = names_of(code)
         self.met.setdefault(id(module), (name, module))
         self.read.setdefault(id(module), set()).update(names)
         if not is_library(type(module).__module__):
@@ -96,16 +99,16 @@ class Reading(Search):
         reference = weakref.ref(module)
         for attribute in sorted((names & vars(module).keys()) - OF_MODULES):
             value = vars(module)[attribute]
-            if not is_constant(value):
+            if not is_constant(value) and not is_filled(attribute, value, only_filled(code)):
                 called = f"{name}.{attribute}" if name else attribute
                 self._attribute(module, reference, attribute, called)
                 if depth:
-                    self._reads_of(value, called, names, depth - 1)
+                    self._reads_of(value, called, code, depth - 1)
         every = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
         every = every or not ALL_PARTS.isdisjoint(names)
         for part, inner in module._modules.items():
             if inner is not None and (every or part in names):
-                self._reads_of(inner, f"{name}.{part}", names, depth)
+                self._reads_of(inner, f"{name}.{part}", code, depth)
 
     def _namespace_of(self, module: nn.Module, name: str, names: frozenset[str]) -> None:
         """What code reads of a module that its class has, until the module gets its own."""

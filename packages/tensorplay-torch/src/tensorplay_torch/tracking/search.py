@@ -18,13 +18,14 @@ from .code import (
     globals_in,
     is_library,
     names_in,
+    only_filled,
     stored_in,
 )
 from .fixed import is_constant
 from .held import CONTAINERS, is_of_library, is_plain_object
 from .names import MISSING, Place
 
-__all__ = ["Binding", "Search", "apart_of"]
+__all__ = ["Binding", "Search", "apart_of", "is_filled"]
 
 DEPTH = 3
 """How many functions that call functions are followed."""
@@ -144,6 +145,8 @@ class Search:
                 name = f"{path}.{attribute}" if path else attribute
                 self.bindings.append(Binding(name, read, value))
         for attribute, value in list(vars(module).items()):
+            if is_filled(attribute, value, mentioned.filled):
+                continue
             if attribute in names and attribute not in OF_MODULES and not is_constant(value):
                 name = f"{path}.{attribute}" if path else attribute
                 self._attribute(module, reference, attribute, name)
@@ -162,16 +165,23 @@ class Search:
         self, owner: Any, name: str, method: str, depth: int
     ) -> Iterator[tuple[str, nn.Module]]:
         """What a method of an object runs and reads; of a module ``into`` says that."""
-        names: set[str] = set()
+        names, filled = set[str](), set[str]()
         if not isinstance(owner, nn.Module):
             mentioned = Mentioned(owner, method)
-            names = mentioned.names
+            names, filled = mentioned.names, mentioned.filled
             for function in mentioned.functions:
                 yield from self.of(function, "", depth)
-        yield from self._owner(owner, name, names, depth)
+        yield from self._owner(owner, name, names, depth, filled=filled)
 
     def _owner(
-        self, value: Any, name: str, names: Collection[str], depth: int, *, strict: bool = False
+        self,
+        value: Any,
+        name: str,
+        names: Collection[str],
+        depth: int,
+        *,
+        strict: bool = False,
+        filled: Collection[str] = (),
     ) -> Iterator[tuple[str, nn.Module]]:
         """What an object holds that code reads which knows these ``names``."""
         if isinstance(value, nn.Module):
@@ -186,6 +196,8 @@ class Search:
             apart = apart_of(value)
             for attribute, one in list(attributes.items()):
                 if attribute in apart or (hasattr(one, "graphed") and hasattr(one, "original")):
+                    continue
+                if is_filled(attribute, one, filled):
                     continue
                 if attribute in names:
                     self._bind(f"{name}.{attribute}", attributes, attribute)
@@ -229,14 +241,17 @@ class Search:
         code, around = function.__code__, function.__globals__
         names, looked_up = names_in(function), globals_in(function) & around.keys()
         found: list[tuple[str, Any]] = []
+        filled = only_filled(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             found.append((name, content(cell)))
             read = functools.partial(content, cell)
-            self.bindings.append(Binding(name, read, found[-1][1]))
+            if not is_filled(name, found[-1][1], filled):
+                self.bindings.append(Binding(name, read, found[-1][1]))
             self.places.append(Place(name, read, functools.partial(_fill, cell)))
         for name in sorted(looked_up):
             found.append((name, around[name]))
-            self._bind(f"global {name}", around, name)
+            if not is_filled(name, around[name], filled):
+                self._bind(f"global {name}", around, name)
         for name in sorted(looked_up | stored_in(function)):
             self.places.append(
                 Place(
@@ -275,6 +290,11 @@ class Search:
 def apart_of(value: object) -> frozenset[str]:
     """Attributes of an object that others look after."""
     return OF_OPTIMIZERS if isinstance(value, torch.optim.Optimizer) else frozenset()
+
+
+def is_filled(name: str, value: object, filled: Collection[str]) -> bool:
+    """True for a container that code, which knows it by ``name``, only puts things into."""
+    return name in filled and isinstance(value, CONTAINERS)
 
 
 def _fill(cell: types.CellType, value: Any) -> None:

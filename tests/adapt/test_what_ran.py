@@ -1,0 +1,323 @@
+"""What code that ran in a capture reads by name is looked at, whatever called that code."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import numpy
+import pytest
+import torch
+from torch import nn, optim
+
+from tensorplay_adapt import CudaGraphAdaptationStep
+from tensorplay_core.errors import StaleGraph
+
+mse = nn.functional.mse_loss
+LOSSES = types.ModuleType("losses")
+exec(
+    "GAMMA = 1.0\ndef focal(o, y):\n    return ((o - y).abs() ** 2 * GAMMA).mean()\n", vars(LOSSES)
+)
+FACTOR = 1.0
+
+
+def scaled(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args) * FACTOR
+
+    return wrapper
+
+
+class Net(nn.Module):
+    table, entries, kinds = torch.ones(4), [1.0, 2.0], {"a": 1.0}
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.temperature, self.limit = nn.Linear(8, 4), 1.0, 0.1
+        self.flags, self.array = {"scale": 2.0}, numpy.array([1.5])
+        self.teacher = [nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5)).eval()]
+        for one in self.teacher[0].parameters():
+            one.requires_grad_(False)
+
+    def forward(self, x):
+        y = self.post(self.linear(x)) * self.table * self.entries[0] * self.kinds["a"]
+        if "scale" in self.flags:
+            y = y * float(self.array[0])
+        return y + self.teacher[0](x)
+
+    def post(self, x):
+        return x * 1.0
+
+    def loss(self, prediction, y):
+        return mse(prediction / self.temperature, y)
+
+    def clip(self):
+        return nn.utils.clip_grad_norm_(self.parameters(), self.limit)
+
+    def features(self, x):
+        return self(x) / self.temperature
+
+
+class Parent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        for layer in self.layers:
+            layer.skipped = False
+
+    def forward(self, x):
+        x = self.net.features(x)
+        for layer in self.layers:
+            x = x if layer.skipped else layer(x)
+        return x
+
+
+class Called(Net):
+    def __call__(self, x):
+        return super().__call__(x) * self.limit
+
+
+class Decorated(Net):
+    @scaled
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Own(optim.Optimizer):
+    rate = 1.0
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.extra = {"rate": 1.0}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.add_(one.grad, alpha=-group["lr"] * self.extra["rate"] * self.rate * FACTOR)
+
+
+class Derived(Own):
+    pass
+
+
+class Keeping(Own):
+    """Keeps an array, which is there before the first step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["k"] = numpy.ones(2)
+
+
+def sgd(parameters):
+    return optim.SGD(parameters, lr=0.1)
+
+
+def hooked(kind):
+    """A net with a hook that reads a global."""
+
+    def make():
+        net = Net()
+        if kind == "module":
+            net.register_forward_hook(lambda module, given, result: result * FACTOR)
+        else:
+            net.linear.weight.register_hook(lambda gradient: gradient * FACTOR)
+        return net
+
+    return make
+
+
+class Step:
+    def __init__(self, make=Net, loss=None, transform=None, optimizer=sgd, **options):
+        torch.manual_seed(0)
+        self.model = make()
+        self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.batch = torch.randn(3, 8), torch.randn(3, 4)
+        self.step = CudaGraphAdaptationStep.capture(
+            self.model,
+            self.optimizer,
+            *self.batch,
+            loss(self.model) if loss else mse,
+            gradient_transform=transform(self.model) if transform else None,
+            **options,
+        )
+
+    def __call__(self):
+        return self.step(*self.batch)
+
+
+def put(owner, name, value):
+    """A change by ``monkeypatch``, which undoes it."""
+    return lambda step, patch: patch.setattr(owner(step), name, value)
+
+
+def model(step):
+    return step.model
+
+
+def kind(step):
+    return type(step.model)
+
+
+def replaced(step, patch):
+    del patch
+    for one in step.model.teacher[0].parameters():
+        one.data = torch.ones_like(one)
+
+
+def another_factor(step, patch):
+    del step
+    patch.setitem(globals(), "FACTOR", 2.0)
+
+
+def wrapped(step, patch):
+    before = step.optimizer.step
+    patch.setattr(step.optimizer, "step", lambda: before())
+
+
+CASES = {
+    "a loss of the module": ({"loss": lambda m: m.loss}, put(model, "temperature", 2.0)),
+    "a loss that reads the module": (
+        {"loss": lambda m: lambda o, y: mse(o / m.temperature, y)},
+        put(model, "temperature", 2.0),
+    ),
+    "a transform of the module": ({"transform": lambda m: m.clip}, put(model, "limit", 0.001)),
+    "a transform that reads it": (
+        {"transform": lambda m: lambda: nn.utils.clip_grad_norm_(m.parameters(), m.limit)},
+        put(model, "limit", 0.001),
+    ),
+    "another method of a part": (
+        {"make": Parent},
+        put(lambda step: step.model.net, "temperature", 2.0),
+    ),
+    "a parent": ({"make": Parent}, put(lambda step: step.model.layers[1], "skipped", True)),
+    "a call": ({"make": Called}, put(model, "limit", 2.0)),
+    "a decorator": ({"make": Decorated}, lambda step, patch: patch.setitem(globals(), "FACTOR", 2)),
+    "a hook": (
+        {"make": hooked("module")},
+        lambda step, patch: patch.setitem(globals(), "FACTOR", 2),
+    ),
+    "a hook of a tensor": (
+        {"make": hooked("tensor")},
+        lambda step, patch: patch.setitem(globals(), "FACTOR", 2),
+    ),
+    "a function of a module": (
+        {"loss": lambda m: lambda o, y: LOSSES.focal(o, y)},
+        put(lambda step: LOSSES, "GAMMA", 2.0),
+    ),
+    "another function there": (
+        {"loss": lambda m: lambda o, y: LOSSES.focal(o, y)},
+        put(lambda step: LOSSES, "focal", mse),
+    ),
+    "a tensor of a class": ({}, put(kind, "table", torch.ones(4))),
+    "a list of a class": ({}, lambda step, patch: patch.setattr(Net, "entries", [2.0, 2.0])),
+    "an entry of a class": ({}, lambda step, patch: patch.setitem(Net.kinds, "a", 2.0)),
+    "a method of a class": ({}, put(kind, "post", lambda self, x: x * 2.0)),
+    "a key that went": ({}, lambda step, patch: patch.delitem(step.model.flags, "scale")),
+    "an array that was written": ({}, lambda step, patch: step.model.array.fill(2.0)),
+    "memory of a hidden module": ({}, replaced),
+    "the mode of a hidden module": ({}, lambda step, patch: step.model.teacher[0].train()),
+    "a part of a hidden module": (
+        {},
+        lambda step, patch: step.model.teacher[0].__setitem__(1, nn.ReLU()),
+    ),
+    "a dict of an optimizer": (
+        {"optimizer": Own},
+        lambda step, patch: patch.setitem(step.optimizer.extra, "rate", 2.0),
+    ),
+    "the class of an optimizer": ({"optimizer": Derived}, put(lambda step: Own, "rate", 2.0)),
+    "a global of an optimizer": ({"optimizer": Own}, another_factor),
+    "another step of an optimizer": ({}, wrapped),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_it_reads_is_noticed(name, monkeypatch):
+    options, change = CASES[name]
+    step = Step(**options)
+    for _ in range(3):
+        step()
+    assert step.step.stale == ()
+    change(step, monkeypatch)
+    assert step.step.stale
+    with pytest.raises(StaleGraph):
+        for _ in range(30):
+            step()
+    with pytest.raises(StaleGraph):  # And goes on being noticed.
+        step()
+
+
+def test_what_a_hook_only_fills_is_no_dependency():
+    seen = {"mean": torch.zeros(())}
+
+    def logged(module, given, result):
+        del module, given
+        seen["mean"] = result.detach().mean()
+
+    net = Net()
+    net.register_forward_hook(logged)
+    step = Step(lambda: net)
+    for _ in range(30):
+        step()
+        with torch.no_grad():  # Evaluation in between runs the hook.
+            net(step.batch[0])
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, type("Somebodys", (optim.AdamW,), {})])
+def test_a_schedule_that_is_made_later_is_no_change(kind):
+    step = Step(optimizer=lambda parameters: kind(parameters, lr=0.1, fused=True))
+    step()
+    schedule = optim.lr_scheduler.ExponentialLR(step.optimizer, 0.5)
+    before = step.model.linear.weight.detach().clone()
+    for _ in range(3):
+        step()
+        schedule.step()
+    assert not torch.equal(before, step.model.linear.weight)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        lambda step: step.optimizer.state[torch.zeros(())],
+        lambda step: step.optimizer.state.update(x={}),
+        lambda step: setattr(step.model, "array", step.model.array.copy()),
+        lambda step: setattr(step.model, "note", "of no interest"),
+        lambda step: step.optimizer.state[step.model.linear.weight].update(k=numpy.ones(2)),
+    ],
+    ids=["an empty entry", "an entry", "an equal array", "an attribute", "an equal state"],
+)
+def test_after_a_harmless_change_looks_are_short_again(harmless):
+    step = Step(optimizer=Keeping)
+    step()
+    changes = step.step._runner._changes
+    assert changes.unchanged()
+    harmless(step)
+    for _ in range(40):
+        step()
+    assert all(changes.unchanged() for _ in range(40))
+    assert step.step.stale == ()
+
+
+def test_a_tensor_that_code_writes_into_is_no_mere_container():
+    buffer = torch.zeros(4)
+
+    class Writing(Net):
+        def __init__(self):
+            super().__init__()
+            self.memory = torch.zeros(4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                buffer[:] = x.sum()
+                self.memory[:] = x.sum()
+            return self.linear(x)
+
+    step = Step(Writing)
+    step()
+    assert torch.equal(step.model.memory, step.batch[0].sum().expand(4))
+    buffer = torch.ones(4)
+    with pytest.raises(StaleGraph, match="buffer"):
+        step()
