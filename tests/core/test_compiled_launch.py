@@ -245,24 +245,6 @@ def test_the_turn_is_taken_meanwhile_and_given_back() -> None:
     assert seen == ["taken"]
 
 
-def test_a_token_is_taken_once_and_given_back_as_often_as_one_likes() -> None:
-    made = Launches()
-    token = made.token
-    flag = ctypes.c_char.from_address(token.flag)
-    assert flag.value == b"\x01"
-    token.take()
-    assert flag.value == b"\x00"
-    with pytest.raises(IndexError):
-        token.take()
-    token.give(None)
-    token.give(None)
-    token.take()
-    with pytest.raises(IndexError):
-        token.take()
-    with pytest.raises(TypeError):
-        type(token)(1)  # type: ignore[call-arg]
-
-
 def test_other_threads_run_meanwhile() -> None:
     made, going = Launches(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the compiled library reads of a graph's nodes, from a driver in a few lines of Python."""
+"""What the compiled library has beside launches: tokens, and what it reads of a graph's nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core import compiled
-from tensorplay_core.compiled import counter, functions
+from tensorplay_core.compiled import counter, functions, make_token
 
 pytestmark = pytest.mark.skipif(counter() is None, reason=f"the library is {compiled.summary()}")
 
@@ -96,3 +96,21 @@ def test_what_nodes_run_is_not_told_of_what_is_no_graph() -> None:
     for arguments in ((), (get_nodes, get_type, get_parameters), (0, 0, 0, 1), ("1", 1, 1, 1)):
         with pytest.raises((TypeError, ValueError)):
             read(*arguments)
+
+
+def test_a_token_is_taken_once_and_given_back_as_often_as_one_likes() -> None:
+    token = make_token()
+    assert token is not None
+    flag = ctypes.c_char.from_address(token.flag)
+    assert flag.value == b"\x01"
+    token.take()
+    assert flag.value == b"\x00"
+    with pytest.raises(IndexError):
+        token.take()
+    token.give(None)
+    token.give(None)
+    token.take()
+    with pytest.raises(IndexError):
+        token.take()
+    with pytest.raises(TypeError):
+        type(token)(1)  # type: ignore[call-arg]

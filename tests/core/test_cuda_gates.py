@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensorplay_core.discovery import load_card
-from tensorplay_core.drivers.cuda import floors, gaps, kernels, topology, updating
+from tensorplay_core.drivers.cuda import gaps, kernels, topology, updating
 from tensorplay_core.drivers.cuda.arrays import DeviceArray
 from tensorplay_core.drivers.cuda.captures import Conditional, CudaCapture
 from tensorplay_core.drivers.cuda.conditional import Conditionals
@@ -205,52 +204,6 @@ def test_a_captures_inner_conditionals_are_found() -> None:
     body.conditionals.append(inner)
     outer.bodies = (body,)
     assert list(outer.walk()) == [outer, inner]
-
-
-# whether the driver works here at all
-
-
-class Installed:
-    """What the card asks the bindings."""
-
-    def __init__(self, *, initialised: Any = 0, version: int = 13000, count: int = 1) -> None:
-        self.initialised, self.version, self.count = initialised, version, count
-
-    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def initialise(_: int) -> tuple[Any]:
-            if isinstance(self.initialised, Exception):
-                raise self.initialised
-            return (self.initialised,)
-
-        monkeypatch.setattr(native, "cuInit", initialise)
-        monkeypatch.setattr(native, "cuDriverGetVersion", lambda: (0, self.version))
-        monkeypatch.setattr(native, "cuDeviceGetCount", lambda: (0, self.count))
-
-
-@pytest.mark.parametrize(
-    ("installed", "reason"),
-    [
-        (Installed(), None),
-        (Installed(initialised=RuntimeError("no libcuda")), "no NVIDIA driver: no libcuda"),
-        (Installed(initialised=native.CUresult(100)), "CUDA_ERROR_NO_DEVICE"),
-        (Installed(version=12030), "12.4 or newer"),
-        (Installed(version=floors.BASE), None),
-        (Installed(count=0), "no GPU is visible"),
-    ],
-    ids=["works", "no driver", "no device", "too old", "just new enough", "none visible"],
-)
-def test_the_card_says_what_is_missing(
-    installed: Installed, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed.patch(monkeypatch)
-    told = load_card("cuda").viability()
-    assert (told is None) == (reason is None)
-    assert reason is None or reason in str(told)
-
-
-def test_the_card_is_above_the_host() -> None:
-    card = load_card("cuda")
-    assert (card.name, card.priority) == ("cuda", 10)
 
 
 @pytest.mark.parametrize(("version", "told"), [(13000, False), (13010, True)])

@@ -425,8 +425,11 @@ PyInit_launch(void)
     PyObject *module = PyModule_Create(&definition), *type;
     if (module == NULL)
         return NULL;
-    stream_name = PyUnicode_InternFromString("stream");
-    token_type = (PyTypeObject *)PyType_FromSpec(&token_spec);
+    /* Who imports the library by another name gets the same tokens. */
+    if (stream_name == NULL)
+        stream_name = PyUnicode_InternFromString("stream");
+    if (token_type == NULL)
+        token_type = (PyTypeObject *)PyType_FromSpec(&token_spec);
     type = PyType_FromSpec(&launch_spec);
     if (stream_name == NULL || token_type == NULL || type == NULL ||
         PyModule_AddType(module, token_type) < 0 ||
