@@ -131,17 +131,23 @@ def hooked(kind):
 
 
 class Step:
-    def __init__(self, make=Net, loss=None, transform=None, optimizer=sgd, **options):
+    def __init__(
+        self, make=Net, loss=None, transform=None, optimizer=sgd, *, device="cpu", **options
+    ):
         torch.manual_seed(0)
-        self.model = make()
+        self.model = make().to(device)
+        for inner in [getattr(self.model, "net", self.model)]:
+            for hidden in getattr(inner, "teacher", []):
+                hidden.to(device)
         self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad])
-        self.batch = torch.randn(3, 8), torch.randn(3, 4)
+        self.batch = torch.randn(3, 8).to(device), torch.randn(3, 4).to(device)
         self.step = CudaGraphAdaptationStep.capture(
             self.model,
             self.optimizer,
             *self.batch,
             loss(self.model) if loss else mse,
             gradient_transform=transform(self.model) if transform else None,
+            device=device,
             **options,
         )
 
@@ -235,9 +241,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_it_reads_is_noticed(name, monkeypatch):
+def test_what_it_reads_is_noticed(device, name, monkeypatch):
     options, change = CASES[name]
-    step = Step(**options)
+    monkeypatch.setattr(Net, "table", torch.ones(4, device=device))
+    step = Step(**options, device=device)
     for _ in range(3):
         step()
     assert step.step.stale == ()

@@ -190,7 +190,7 @@ def hotter(net, patch):
 
 def moved(net, patch):
     del patch
-    net.hidden[0].weight.data = torch.ones(4, 4)
+    net.hidden[0].weight.data = torch.ones_like(net.hidden[0].weight)
 
 
 def posted(net, patch):
@@ -213,10 +213,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "bare"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_graphed_calls_notice_what_their_code_reads(name, grad, monkeypatch):
+def test_graphed_calls_notice_what_their_code_reads(device, name, grad, monkeypatch):
     of, change = CHANGES[name]
     torch.manual_seed(0)
-    net, x = Net(), torch.ones(2, 4)
+    net, x = Net().to(device), torch.ones(2, 4, device=device)
+    net.hidden[0].to(device)
     with torch.set_grad_enabled(grad):
         called = tp.graphed(of(net))
         for _ in range(3):

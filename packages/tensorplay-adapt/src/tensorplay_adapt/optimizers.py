@@ -22,6 +22,7 @@ __all__ = [
     "admit",
     "create_state",
     "damped_keys",
+    "is_untouched",
     "rule_of",
     "takes_fused_steps",
 ]
@@ -245,10 +246,35 @@ def create_state(
         if rule is None or not isinstance(value, torch.Tensor):
             unknown.add(key)
             continue
-        initial = rule.initial.get(key, 0.0)
         with torch.no_grad():
-            value.fill_(initial(groups[parameter]) if callable(initial) else initial)
+            value.fill_(_initial(rule, key, groups[parameter]))
     return sorted(unknown)
+
+
+def is_untouched(
+    optimizer: torch.optim.Optimizer,
+    born: Iterable[tuple[torch.Tensor, str]],
+    groups: Iterable[Group],
+) -> bool:
+    """True if such state still has the values that a first step finds. Waits for the device.
+
+    Args:
+        optimizer: The state is there.
+        born: Parameter and key of each entry.
+        groups: The optimizer's, as they were then.
+    """
+    rule = rule_of(optimizer)
+    by_parameter = {one: group for group in groups for one in group["params"]}
+    return rule is not None and all(
+        bool((value == _initial(rule, key, by_parameter[parameter])).all())
+        for parameter, key in born
+        if isinstance(value := optimizer.state.get(parameter, {}).get(key), torch.Tensor)
+    )
+
+
+def _initial(rule: Rule, key: str, group: Group) -> Any:
+    initial = rule.initial.get(key, 0.0)
+    return initial(group) if callable(initial) else initial
 
 
 def begins_by_rate(optimizer: torch.optim.Optimizer) -> bool:

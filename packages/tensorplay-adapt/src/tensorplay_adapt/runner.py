@@ -171,6 +171,8 @@ class Runner:
             self._catch_up(inputs, targets)
         try:
             leaves = self._take(inputs, targets)
+            if self._first.to_come:
+                self._first.launch()
             with lane.lock:
                 lane.follow()
                 results = self._run(leaves)
@@ -260,6 +262,7 @@ class Runner:
                 self._groups.graphs, self._loop = graphs, loop
             try:
                 leaves = self.batch.take(inputs, targets)
+                self._first.launch()
                 with self.lane.entered(subject_of(self.recipe)):
                     result = self._loop(leaves, tolerance, max_steps)
             except SignatureMismatch:
