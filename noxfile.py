@@ -30,9 +30,9 @@ COMPILED = "tensorplay_torch.compiled"
 # The tests of what goes another way where the compiled parts are in use.
 WITH_COMPILED = {
     "core": "compiled",
-    "torch": "callables compiled finalisers graphed interrupts signals staging",
-    "adapt": "addresses changes episodes forms groups interleaving "
-    "own properties step until watching",
+    "torch": "callables compiled finalisers graphed interrupts ran signals staging",
+    "adapt": "addresses changes episodes forms groups interleaving interrupts "
+    "own properties step until watching what",
 }
 SUITE = ("-c", "pyproject.toml", "--pyargs", "tensorplay_core.testing.suite")
 
