@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_n
 
 import tensorplay_torch as tp
 from tensorplay_torch.graphing import candidate, entries
+from tensorplay_torch.tracking.code import Mentions
 from tests.equality import assert_all_equal
 
 from .callables import leaf, rand
@@ -265,8 +266,10 @@ def test_the_mode_of_a_compiled_module_is_that_of_the_one_it_wraps():
     compiled = torch.compile(inner)
     assert candidate._with_mode(compiled) is vars(inner)
     assert candidate._with_mode(inner) is vars(inner)
-    entry = entries.ModuleEntry("", compiled, mode=True, hooks=False)
+    entry = entries.ModuleEntry("", compiled, mode=True, hooks=False, mentions=Mentions())
     assert not entry.changed
     compiled.eval()
     assert not entry.changed
-    assert entries.ModuleEntry("", inner, mode=True, hooks=False).changed is False
+    assert (
+        entries.ModuleEntry("", inner, mode=True, hooks=False, mentions=Mentions()).changed is False
+    )

@@ -23,9 +23,11 @@ from torch.utils.hooks import RemovableHandle
 
 from tensorplay_core.signature import a_type
 from tensorplay_torch.compiled import parts
+from tensorplay_torch.graphing.bindings import binding_entries
 from tensorplay_torch.graphing.eligibility import HOOKS
-from tensorplay_torch.graphing.entries import absent_of, added, binding_entries
+from tensorplay_torch.graphing.entries import absent_of, added
 from tensorplay_torch.graphing.watch import constants_of
+from tensorplay_torch.tracking.code import Mentions
 from tensorplay_torch.tracking.fixed import is_constant, same
 from tensorplay_torch.tracking.reached import Reached
 
@@ -84,19 +86,23 @@ class Watching:
         self._owners: dict[str, object] = {
             path or "the module": one for path, one in modules.items()
         }
+        mentions = Mentions()
         self._constants: dict[str, dict[str, Any]] = {}
         for path, one in zip(self._owners, modules.values(), strict=True):
             names = frozenset().union(*(found.names_of(one) for found in functions.values()))
-            self._constants[path] = constants_of(one, others=names)
+            self._constants[path] = constants_of(one, mentions=mentions, others=names)
             # A compiled module has the mode of the one that it wraps.
             if "training" in vars(one):
                 self._constants[path]["training"] = one.training
         self._missing = {
-            path: absent_of(one) for path, one in zip(self._owners, modules.values(), strict=True)
+            path: absent_of(one, mentions)
+            for path, one in zip(self._owners, modules.values(), strict=True)
         }
         optimizer = self._owners["optimizer"] = recipe.optimizer
         ours = not type(optimizer).__module__.startswith("torch.")
-        self._constants["optimizer"] = constants_of(optimizer, "step") if ours else {}
+        self._constants["optimizer"] = (
+            constants_of(optimizer, "step", mentions=mentions) if ours else {}
+        )
         if "step" in vars(optimizer):
             self._constants["optimizer"]["step"] = vars(optimizer)["step"]
         found = [

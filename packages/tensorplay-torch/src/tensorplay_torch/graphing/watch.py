@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 from tensorplay_core.errors import StaleGraph
 from tensorplay_torch.compiled import parts
 from tensorplay_torch.resources.signatures import PLAIN
+from tensorplay_torch.tracking.code import Mentions
 from tensorplay_torch.tracking.reached import Reached
 
+from .bindings import binding_entries
 from .entries import (
     ModuleEntry,
     TensorEntry,
-    binding_entries,
     constants_of,
     form_entries,
     tensor_entries,
@@ -78,6 +79,7 @@ class Watch:
         self._often = [*tensor_entries(reached, "_parameters", "parameter"), *loose]
         outermost = {id(module) for module in reached.roots.values()}
         buffers = list(tensor_entries(reached, "_buffers", "buffer"))
+        mentions = Mentions()
         forms = list(form_entries([*self._often, *buffers]))
         self._seldom: list[Any] = [
             *buffers,
@@ -87,6 +89,7 @@ class Watch:
                     module,
                     mode=id(module) not in outermost,
                     hooks=id(module) not in outermost or not hooks_outside,
+                    mentions=mentions,
                     names=reached.names_of(module),
                 )
                 for path, module in reached.modules.items()

@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = [
     "Mentioned",
+    "Mentions",
     "content",
     "globals_in",
     "is_library",
@@ -42,6 +43,7 @@ class Mentioned:
     Args:
         owner: The object, a module say.
         first: The method that runs first.
+        own: Attributes of the object itself count, too, and not its class alone.
 
     Attributes:
         names: The names that their code knows.
@@ -50,7 +52,7 @@ class Mentioned:
         functions: The methods, each once, and functions among the object's attributes.
     """
 
-    def __init__(self, owner: object, first: str) -> None:
+    def __init__(self, owner: object, first: str, *, own: bool = True) -> None:
         self.names: set[str] = set()
         self.read: set[str] = set()
         self.filled: set[str] = set()
@@ -59,7 +61,7 @@ class Mentioned:
         seen: set[int] = set()
         pending = [first]
         while pending:
-            for function in _definitions(owner, pending.pop()):
+            for function in _definitions(owner, pending.pop(), own=own):
                 if id(function) in seen:
                     continue
                 seen.add(id(function))
@@ -73,6 +75,23 @@ class Mentioned:
                     used |= names_in(one) - only_filled(one.__code__)
                     pending += new
         self.filled -= used
+
+
+class Mentions:
+    """What methods mention, of many objects of few classes, at one moment."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[type, str], Mentioned] = {}
+
+    def of(self, owner: object, first: str = "forward") -> Mentioned:
+        """As ``Mentioned(owner, first)``."""
+        key = type(owner), first
+        if key not in self._known:
+            self._known[key] = Mentioned(owner, first, own=False)
+        known, attributes = self._known[key], getattr(owner, "__dict__", {})
+        if any(callable(attributes[name]) for name in attributes.keys() & {first, *known.names}):
+            return Mentioned(owner, first)
+        return known
 
 
 def names_in(function: Any) -> set[str]:
@@ -135,9 +154,10 @@ def content(cell: types.CellType) -> Any:
         return None
 
 
-def _definitions(owner: object, name: str) -> Iterator[types.FunctionType]:
+def _definitions(owner: object, name: str, *, own: bool) -> Iterator[types.FunctionType]:
     """The Python functions that an object and its classes have under a name."""
-    for space in (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__)):
+    attributes = getattr(owner, "__dict__", {}) if own else {}
+    for space in (attributes, *map(vars, type(owner).__mro__)):
         yield from _functions(space.get(name))
 
 

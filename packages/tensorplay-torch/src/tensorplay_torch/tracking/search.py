@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .code import (
-    Mentioned,
+    Mentions,
     content,
     globals_in,
     is_library,
@@ -68,6 +68,8 @@ class Search:
         self.places: list[Place] = []
         self.owners: dict[str, object] = {}
         self.met: dict[int, tuple[str, nn.Module]] = {}
+        self._mentions = Mentions()
+        self._of_kinds: dict[tuple[type, int], list[tuple[str, Any]]] = {}
         self._bound: set[tuple[int, str]] = set()
         self._seen: set[int] = set()
         # As long as they are kept, no other object gets their identity.
@@ -130,16 +132,15 @@ class Search:
         kind = type(module)
         if is_library(kind.__module__):
             return
-        mentioned = Mentioned(module, "forward")
+        mentioned = self._mentions.of(module)
         names = mentioned.names
         for function in mentioned.functions:
             list(self.of(function, "", DEPTH))
         for hook in [one for kind in HOOKS for one in vars(module)[kind].values()]:
             list(self.of(hook, "a hook", DEPTH))
         reference = weakref.ref(module)
-        for attribute in sorted(names - vars(module).keys() - OF_MODULES):
-            value = inspect.getattr_static(kind, attribute, None)
-            if value is not None and is_constant(value) and not callable(value):
+        for attribute, value in self._constants(kind, names):
+            if attribute not in vars(module):
                 # Of the class, until the module gets its own.
                 read = functools.partial(_looked_up, reference, attribute)
                 name = f"{path}.{attribute}" if path else attribute
@@ -151,6 +152,22 @@ class Search:
                 name = f"{path}.{attribute}" if path else attribute
                 self._attribute(module, reference, attribute, name)
                 list(self.of(value, name, WITHIN, names, strict=True))
+
+    def _constants(self, kind: type, names: set[str]) -> list[tuple[str, Any]]:
+        """The constants of a class among names, which many objects share."""
+        known = self._of_kinds.get((kind, id(names)))
+        if known is None:
+            self._kept.append(names)
+            found = ((one, inspect.getattr_static(kind, one, None)) for one in sorted(names))
+            known = self._of_kinds[kind, id(names)] = [
+                (attribute, value)
+                for attribute, value in found
+                if attribute not in OF_MODULES
+                and value is not None
+                and is_constant(value)
+                and not callable(value)
+            ]
+        return known
 
     def _attribute(
         self, module: nn.Module, reference: weakref.ref[nn.Module], attribute: str, name: str
@@ -167,7 +184,7 @@ class Search:
         """What a method of an object runs and reads; of a module ``into`` says that."""
         names, filled = set[str](), set[str]()
         if not isinstance(owner, nn.Module):
-            mentioned = Mentioned(owner, method)
+            mentioned = self._mentions.of(owner, method)
             names, filled = mentioned.names, mentioned.filled
             for function in mentioned.functions:
                 yield from self.of(function, "", depth)
