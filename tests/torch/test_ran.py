@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
-from tensorplay_torch.tracking.code import only_filled
+from tensorplay_torch.tracking.instructions import only_filled
 from tensorplay_torch.tracking.ran import Runs
 from tensorplay_torch.tracking.reached import Reached
 
@@ -50,18 +50,6 @@ def test_what_runs_is_noted_once_with_objects_that_it_was_given():
     ]
     runs.clear()
     assert runs.calls == []
-
-
-def test_containers_in_a_closure_are_noted():
-    numbers, runs = {"a": 1.0}, Runs()
-
-    def reads():
-        return numbers["a"]
-
-    with runs.noting():
-        reads()
-    (ran,) = runs.calls
-    assert ran.containers == [("numbers", numbers)]
 
 
 def test_nothing_is_noted_after_an_exception_nor_by_other_threads():

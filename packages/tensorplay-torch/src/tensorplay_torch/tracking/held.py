@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .fixed import equal_arrays, is_array, is_constant, same
+from .kinds import is_of_users
 
 __all__ = ["CONTAINERS", "Held", "is_of_library", "is_plain_object"]
 
@@ -139,13 +140,7 @@ class Held:
 
 def is_plain_object(value: object) -> bool:
     """True for an instance of a user's class: what it is lies in its attributes."""
-    return (
-        isinstance(getattr(value, "__dict__", None), dict)
-        and not is_of_library(value)
-        and not is_constant(value)
-        and not callable(value)
-        and not isinstance(value, torch.nn.Module | torch.Tensor)
-    )
+    return is_of_users(value) and not is_constant(value) and not callable(value)
 
 
 def is_of_library(value: object) -> bool:

@@ -11,20 +11,20 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .code import is_library
-from .fixed import is_constant
-from .held import CONTAINERS, is_of_library
+from .kinds import is_of_users, items_of
 
 __all__ = ["Ran", "Runs"]
 
-LONG = 1000
+LONG = 128
 """A longer list is data."""
+WHOLE = (torch.nn.Module, type, types.ModuleType)
 WITHIN = 2
 """How many containers in one another are looked into."""
 MOST = 20_000
@@ -38,32 +38,44 @@ class Ran:
     Args:
         code: The function's.
         around: Its globals.
-        given: Modules and objects among its arguments and in its closure, with what it calls them.
+        given: Modules and objects among its arguments, in its closure, and among what functions
+            returned to it, with what it calls them.
 
     Attributes:
         code: The same.
         globals: The same.
-        containers: Those in its closure, with what it calls them.
     """
 
     def __init__(
-        self, code: types.CodeType, around: dict[str, Any], given: Iterator[tuple[str, Any]]
+        self, code: types.CodeType, around: dict[str, Any], given: Iterable[tuple[str, Any]]
     ) -> None:
         self.code, self.globals = code, around
-        self.containers: list[tuple[str, Any]] = []
-        self._given: list[tuple[str, Any]] = []
-        for name, value in given:
-            try:
-                # Weakly: most objects that a step makes are gone after it.
-                self._given.append((name, weakref.ref(value)))
-            except TypeError:
-                continue
+        # Weakly, where that can be: most objects that a step makes are gone after it.
+        self._given = [(name, _held(value)) for name, value in given]
 
     @property
     def given(self) -> list[tuple[str, Any]]:
         """What it was given, of that what is still there."""
-        found = [(name, reference()) for name, reference in self._given]
+        found = [(name, read()) for name, read in self._given]
         return [(name, value) for name, value in found if value is not None]
+
+
+class _Alone:
+    """Holds what cannot be held weakly, as long as others hold it too."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        # This object has it, and the call that asks.
+        return self._value if sys.getrefcount(self._value) > 2 else None
+
+
+def _held(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return _Alone(value)
 
 
 class Runs:
@@ -108,21 +120,30 @@ class Runs:
         values, count = frame.f_locals, code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args and **kwargs.
         names = (*code.co_varnames[:count], *code.co_freevars)
-        given = [
-            found
-            for name in names
-            if name in values
-            for found in _objects(values[name], name, WITHIN)
-        ]
-        key = (code, *(id(value) for _, value in given))
-        if key in self._noted:
+        self._add(
+            frame,
+            [
+                found
+                for name in names
+                if name in values
+                for found in _objects(values[name], name, WITHIN)
+            ],
+        )
+
+    def note_return(self, frame: types.FrameType, value: Any) -> None:
+        """A function returns ``value``, which the one that called it may read."""
+        caller = frame.f_back
+        if caller is None or len(self._noted) >= MOST:
             return
-        ran = self._noted[key] = Ran(code, frame.f_globals, iter(given))
-        ran.containers = [
-            (name, values[name])
-            for name in code.co_freevars
-            if isinstance(values.get(name), CONTAINERS)
-        ]
+        if not self.is_users(caller.f_code, caller.f_globals):
+            return
+        if found := list(_objects(value, f"{frame.f_code.co_name}()", 1)):
+            self._add(caller, found)
+
+    def _add(self, frame: types.FrameType, given: list[tuple[str, Any]]) -> None:
+        key = (frame.f_code, *(id(value) for _, value in given))
+        if key not in self._noted:
+            self._noted[key] = Ran(frame.f_code, frame.f_globals, given)
 
 
 _watching: Any = getattr(sys, "monitoring", None)
@@ -146,12 +167,13 @@ _noting: list[tuple[int, Runs]] = []
 @contextmanager
 def _monitored(runs: Runs) -> Iterator[None]:
     """By ``sys.monitoring``, to which library code costs nothing after its first call."""
-    start, entry = _watching.events.PY_START, (threading.get_ident(), runs)
+    events, entry = _watching.events, (threading.get_ident(), runs)
     try:
         with _lock:
             _noting.append(entry)
-            _watching.register_callback(_TOOL, start, _begun)
-            _watching.set_events(_TOOL, start)
+            _watching.register_callback(_TOOL, events.PY_START, _begun)
+            _watching.register_callback(_TOOL, events.PY_RETURN, _returned)
+            _watching.set_events(_TOOL, events.PY_START | events.PY_RETURN)
         yield
     finally:
         with _lock:
@@ -166,13 +188,26 @@ def _begun(code: types.CodeType, _: int) -> Any:
     frame = sys._getframe(1)
     if not _is_users(code, frame.f_globals):
         return _watching.DISABLE
+    for runs in _those_that_note():
+        runs.note(frame)
+    return None
+
+
+def _returned(code: types.CodeType, _: int, value: Any) -> Any:
+    """A function returns, in any thread."""
+    frame = sys._getframe(1)
+    if not _is_users(code, frame.f_globals):
+        return _watching.DISABLE
+    for runs in _those_that_note():
+        runs.note_return(frame, value)
+    return None
+
+
+def _those_that_note() -> list[Runs]:
     thread = threading.get_ident()
     # torch's own threads, which Python does not know, run what a backward calls.
     foreign = thread not in threading._active  # type: ignore[attr-defined]
-    for ours, runs in tuple(_noting):
-        if thread == ours or foreign:
-            runs.note(frame)
-    return None
+    return [runs for ours, runs in tuple(_noting) if thread == ours or foreign]
 
 
 @contextmanager
@@ -182,11 +217,14 @@ def _profiled(runs: Runs) -> Iterator[None]:
     if before is not None and not callable(before):  # One in C, which could not be put back.
         yield
         return
-    known, note = runs._users, runs.note
+    known, note, note_return = runs._users, runs.note, runs.note_return
 
     def profile(frame: types.FrameType, event: str, argument: object) -> None:
-        if event == "call" and known.get(frame.f_code, True):
-            note(frame)
+        if event == "call":
+            if known.get(frame.f_code, True):
+                note(frame)
+        elif event == "return" and argument is not None and known.get(frame.f_code, False):
+            note_return(frame, argument)
         if before is not None:
             before(frame, event, argument)
 
@@ -207,19 +245,11 @@ def _is_users(code: types.CodeType, around: dict[str, Any]) -> bool:
 
 def _objects(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Modules, classes and objects of the user's that ``value``, called ``name``, is or holds."""
-    if isinstance(value, torch.nn.Module | type | types.ModuleType):
+    # By its type alone: to ask a proxy for its class would evaluate it.
+    if issubclass(type(value), WHOLE) or is_of_users(value):
         yield name, value
-    elif isinstance(value, torch.Tensor | types.FunctionType) or is_constant(value):
-        return
-    elif isinstance(value, list | tuple):
-        if depth and len(value) <= LONG:
-            for place, one in enumerate(value):
-                yield from _objects(one, f"{name}[{place}]", depth - 1)
-    elif isinstance(value, dict):
-        if depth and len(value) <= LONG:
-            for key, one in list(value.items()):
-                yield from _objects(one, f"{name}[{key!r}]", depth - 1)
-    elif isinstance(value, types.MethodType):
+    elif type(value) is types.MethodType:
         yield from _objects(value.__self__, f"{name}.__self__", depth)
-    elif isinstance(getattr(value, "__dict__", None), dict) and not is_of_library(value):
-        yield name, value
+    elif depth:
+        for place, one in items_of(value, LONG):
+            yield from _objects(one, f"{name}{place}", depth - 1)

@@ -62,7 +62,8 @@ class Reached:
         """Adds modules and their parts; returns those that are new."""
         new = []
         for name, root in roots.items():
-            for path, module in root.named_modules(prefix=name):
+            # One that lists the modules of another may leave itself out.
+            for path, module in ((name, root), *root.named_modules(prefix=name)):
                 if id(module) not in self._seen:
                     self._seen.add(id(module))
                     called = path if path not in self.modules else f"{path}#{len(self.modules)}"

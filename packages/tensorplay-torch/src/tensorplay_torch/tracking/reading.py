@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from .code import is_library, looked_up, names_of, only_filled
+from .code import is_library
 from .fixed import is_constant
-from .held import is_of_library
+from .instructions import looked_up, only_filled, reads_of
+from .kinds import attributes_of, is_module, is_of_users, items_of
 from .ran import Ran
-from .search import LONG, OF_MODULES, WITHIN, Search, apart_of, is_filled
+from .search import OF_MODULES, WITHIN, Search, apart_of, is_filled
 
 __all__ = ["Reading"]
 
+LONG = 256
+"""A longer container is data."""
+NESTED = 4
+"""How many containers in one another are looked into."""
 ALL_PARTS = frozenset(
     {"children", "modules", "named_children", "named_modules", "_modules", "getattr", "__dict__"}
 )
 """Names by which code finds parts of a module that it does not name."""
+
+
+class Sight(NamedTuple):
+    """What code sees of one thing that it was given.
+
+    Attributes:
+        names: Of attributes that it reads.
+        filled: Of containers that it only fills.
+        key: The same for the same code and thing.
+    """
+
+    names: frozenset[str]
+    filled: frozenset[str]
+    key: tuple[int, str]
 
 
 class Reading(Search):
@@ -33,7 +52,9 @@ class Reading(Search):
     def __init__(self) -> None:
         super().__init__()
         self.read: dict[int, set[str]] = {}
-        self._reads: set[tuple[int, int]] = set()
+        self._reads: set[tuple[int, tuple[int, str]]] = set()
+        self._sights: dict[tuple[int, str], Sight] = {}
+        self._methods: dict[type, dict[types.CodeType, list[str]]] = {}
 
     def ran(self, call: Ran) -> None:
         """What a function read that ran."""
@@ -41,76 +62,81 @@ class Reading(Search):
         for name in sorted(looked_up(code) & around.keys()):
             if not is_filled(name, around[name], filled):
                 self._bind(f"global {name}", around, name)
-                self._reads_of(around[name], name, code)
-        for name, value in call.containers:
-            if name not in filled:
-                self._bind(name, {"": value}, "", key=id(value))
-                self._reads_of(value, name, code)
+                self._reads_of(around[name], name, self._sight(code, name))
         for name, value in call.given:
-            self._method_of(value, call)
-            self._reads_of(value, name, code)
+            self._method_of(value, code)
+            self._reads_of(value, name, self._sight(code, name))
+        for name, attributes in reads_of(code).imported.items():
+            module = sys.modules.get(name)
+            if module is not None and not is_library(name):
+                seen = self._sight(code, name)
+                self._namespace(module, name, seen.names | attributes)
 
-    def _method_of(self, value: Any, call: Ran) -> None:
-        """Notes the class that the function which ran is a method of, if it is one of ``value``."""
-        kind, name = type(value), call.code.co_name
-        for one in kind.__mro__:
-            found = vars(one).get(name)
-            if isinstance(found, types.FunctionType) and found.__code__ is call.code:
+    def _sight(self, code: types.CodeType, name: str) -> Sight:
+        key = id(code), name
+        if key not in self._sights:
+            self._kept.append(code)
+            names = reads_of(code).under(name)
+            self._sights[key] = Sight(names, only_filled(code), key)
+        return self._sights[key]
+
+    def _method_of(self, value: Any, code: types.CodeType) -> None:
+        """Binds that code where classes of ``value`` have it: another may be put in its place."""
+        for one in type(value).__mro__:
+            if one not in self._methods:
+                self._methods[one] = _codes_of(one)
+            for name in self._methods[one].get(code, ()):
                 self._bind(f"{one.__name__}.{name}", vars(one), name)
 
-    def _reads_of(self, value: Any, name: str, code: types.CodeType, depth: int = WITHIN) -> None:
-        """What code reads of a value, which it calls ``name``."""
-        if (id(value), id(code)) in self._reads:
-            return
-        self._reads.add((id(value), id(code)))
-        self._kept += (value, code)
-        names = names_of(code)
-        if isinstance(value, nn.Module):
-            self._reads_of_module(value, name, code, depth)
-        elif isinstance(value, list | tuple) and len(value) <= LONG:
-            for place, one in enumerate(value):
-                self._reads_of(one, f"{name}[{place}]", code, depth)
-        elif isinstance(value, dict) and len(value) <= LONG:
-            for key, one in list(value.items()):
-                self._reads_of(one, f"{name}[{key!r}]", code, depth)
-        elif isinstance(value, types.ModuleType | type):
-            self._namespace(value, name, names)
-        elif (
-            depth
-            and isinstance(attributes := getattr(value, "__dict__", None), dict)
-            and not callable(getattr(value, "__code__", None))
-            and not isinstance(value, torch.Tensor | types.FunctionType)
-            and not is_of_library(value)
-        ):
-            self._namespace(type(value), type(value).__name__, names)
-            for attribute in sorted((names & attributes.keys()) - apart_of(value)):
-                if not is_filled(attribute, attributes[attribute], only_filled(code)):
-                    self._bind(f"{name}.{attribute}", attributes, attribute)
-                    self._reads_of(attributes[attribute], f"{name}.{attribute}", code, depth - 1)
-
-    def _reads_of_module(
-        self, module: nn.Module, name: str, code: types.CodeType, depth: int
+    def _reads_of(
+        self, value: Any, name: str, seen: Sight, depth: int = WITHIN, nested: int = NESTED
     ) -> None:
-        names = names_of(code)
+        """What code reads of a value, which it calls ``name``."""
+        if (id(value), seen.key) in self._reads:
+            return
+        self._reads.add((id(value), seen.key))
+        self._kept.append(value)
+        if is_module(value):
+            self._reads_of_module(value, name, seen, depth)
+        elif issubclass(type(value), types.ModuleType | type):
+            self._namespace(value, name, seen.names)
+        elif is_of_users(value):
+            if depth:
+                self._reads_of_object(value, name, seen, depth)
+        elif nested:
+            for place, one in items_of(value, LONG):
+                self._reads_of(one, f"{name}{place}", seen, depth, nested - 1)
+
+    def _reads_of_object(self, value: Any, name: str, seen: Sight, depth: int) -> None:
+        attributes = attributes_of(value) or {}
+        self._namespace(type(value), type(value).__name__, seen.names)
+        self._functions_of(type(value), seen.names)
+        for attribute in sorted((seen.names & attributes.keys()) - apart_of(value)):
+            if not is_filled(attribute, attributes[attribute], seen.filled):
+                self._bind(f"{name}.{attribute}", attributes, attribute)
+                self._reads_of(attributes[attribute], f"{name}.{attribute}", seen, depth - 1)
+
+    def _reads_of_module(self, module: nn.Module, name: str, seen: Sight, depth: int) -> None:
         self.met.setdefault(id(module), (name, module))
-        self.read.setdefault(id(module), set()).update(names)
+        self.read.setdefault(id(module), set()).update(seen.names)
         if not is_library(type(module).__module__):
-            self._namespace_of(module, name, names)
+            self._namespace_of(module, seen.names)
+            self._functions_of(type(module), seen.names)
         reference = weakref.ref(module)
-        for attribute in sorted((names & vars(module).keys()) - OF_MODULES):
+        for attribute in sorted((seen.names & vars(module).keys()) - OF_MODULES):
             value = vars(module)[attribute]
-            if not is_constant(value) and not is_filled(attribute, value, only_filled(code)):
+            if not is_constant(value) and not is_filled(attribute, value, seen.filled):
                 called = f"{name}.{attribute}" if name else attribute
                 self._attribute(module, reference, attribute, called)
                 if depth:
-                    self._reads_of(value, called, code, depth - 1)
+                    self._reads_of(value, called, seen, depth - 1)
         every = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-        every = every or not ALL_PARTS.isdisjoint(names)
+        every = every or not ALL_PARTS.isdisjoint(seen.names)
         for part, inner in module._modules.items():
-            if inner is not None and (every or part in names):
-                self._reads_of(inner, f"{name}.{part}", code, depth)
+            if inner is not None and (every or part in seen.names):
+                self._reads_of(inner, f"{name}.{part}", seen, depth)
 
-    def _namespace_of(self, module: nn.Module, name: str, names: frozenset[str]) -> None:
+    def _namespace_of(self, module: nn.Module, names: frozenset[str]) -> None:
         """What code reads of a module that its class has, until the module gets its own."""
         for one in type(module).__mro__:
             if one.__module__.startswith("torch."):
@@ -119,3 +145,31 @@ class Reading(Search):
                 value = vars(one)[attribute]
                 if not callable(value) and not hasattr(value, "__get__"):
                     self._bind(f"{one.__name__}.{attribute}", vars(one), attribute)
+
+    def _functions_of(self, kind: type, names: frozenset[str]) -> None:
+        """Binds what code calls of a class: another may be put in its place."""
+        for one in kind.__mro__:
+            if one not in self._methods:
+                self._methods[one] = _codes_of(one)
+            methods = {name for some in self._methods[one].values() for name in some}
+            for name in sorted(methods & names):
+                self._bind(f"{one.__name__}.{name}", vars(one), name)
+
+
+def _codes_of(kind: type) -> dict[types.CodeType, list[str]]:
+    """Under which names a user's class has which code: plain, wrapped, static, of a property."""
+    found: dict[types.CodeType, list[str]] = {}
+    if is_library(str(kind.__module__)):
+        return found
+    for name, value in vars(kind).items():
+        pending = [value]
+        while pending:
+            one = pending.pop()
+            if isinstance(one, property):
+                pending += [one.fget, one.fset]
+            elif isinstance(one, staticmethod | classmethod):
+                pending.append(one.__func__)
+            elif isinstance(one, types.FunctionType):
+                found.setdefault(one.__code__, []).append(name)
+                pending.append(getattr(one, "__wrapped__", None))
+    return found

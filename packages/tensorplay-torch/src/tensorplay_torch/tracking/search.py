@@ -18,11 +18,12 @@ from .code import (
     globals_in,
     is_library,
     names_in,
-    only_filled,
     stored_in,
 )
 from .fixed import is_constant
 from .held import CONTAINERS, is_of_library, is_plain_object
+from .instructions import only_filled
+from .kinds import attributes_of, is_graphed, is_module, items_of
 from .names import MISSING, Place
 
 __all__ = ["Binding", "Search", "apart_of", "is_filled"]
@@ -33,6 +34,8 @@ WITHIN = 2
 """How many objects in one another are followed from a module's attributes."""
 LONG = 1000
 """A longer list is data, not a list of modules."""
+NESTED = 8
+"""How many containers in one another are looked into."""
 OF_MODULES = frozenset(vars(nn.Module()))
 OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
 HOOKS = (
@@ -83,6 +86,7 @@ class Search:
         names: Collection[str] = (),
         *,
         strict: bool = False,
+        nested: int = NESTED,
     ) -> Iterator[tuple[str, nn.Module]]:
         """The modules that ``value``, called ``name``, is, holds or runs.
 
@@ -92,52 +96,54 @@ class Search:
             depth: How many functions and objects are followed from here.
             names: Those that the code knows which reads it.
             strict: Of objects only attributes that it knows are followed.
+            nested: How many containers in one another are looked into.
         """
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
         self._kept.append(value)
-        if isinstance(value, nn.Module):
+        # By its type alone: to ask a proxy for its class would evaluate it.
+        kind = type(value)
+        if is_module(value):
             self.met.setdefault(id(value), (name or type(value).__name__, value))
             yield name or type(value).__name__, value
-        elif isinstance(value, list | tuple) and len(value) <= LONG:
-            for place, one in enumerate(value):
-                yield from self.of(one, f"{name}[{place}]", depth, names, strict=strict)
-        elif isinstance(value, dict) and len(value) <= LONG:
-            for key, one in value.items():
-                yield from self.of(one, f"{name}[{key!r}]", depth, names, strict=strict)
-        elif isinstance(value, functools.partial):
+        elif issubclass(kind, list | tuple | dict):
+            for place, one in items_of(value, LONG) if nested else ():
+                yield from self.of(
+                    one, f"{name}{place}", depth, names, strict=strict, nested=nested - 1
+                )
+        elif issubclass(kind, functools.partial):
             yield from self.of(value.func, name, depth, names)
             for part in (value.args, value.keywords):
                 self._given(part, "a partial's argument")
                 self._given((part,), "a partial's arguments")
                 yield from self.of(part, name, depth, {*names, *names_in(value.func)})
-        elif isinstance(value, types.MethodType):
+        elif issubclass(kind, types.MethodType):
             yield from self.of(value.__func__, name, depth)
             yield from self._method(value.__self__, "self", value.__func__.__name__, depth)
-        elif isinstance(value, types.FunctionType):
+        elif issubclass(kind, types.FunctionType):
             yield from self._function(value, depth)
-        elif isinstance(value, types.ModuleType | type):
+        elif issubclass(kind, types.ModuleType | type):
             self._namespace(value, name, names)
-        elif hasattr(value, "graphed") and hasattr(value, "original"):
+        elif is_graphed(value):
             # A graphed callable: its graphs come and go, and what it stands for stays.
             yield from self.of(value.original, name, depth)
         elif is_plain_object(value):
             yield from self._owner(value, name, names, depth, strict=strict)
-        elif callable(value) and not isinstance(value, types.BuiltinFunctionType):
+        elif callable(value) and not issubclass(kind, types.BuiltinFunctionType):
             yield from self._method(value, name or type(value).__name__, "__call__", depth)
 
     def into(self, module: nn.Module, path: str) -> None:
         """What the methods of a module read and keep, beside its parts and parameters."""
         kind = type(module)
+        for hook in [one for attribute in HOOKS for one in vars(module)[attribute].values()]:
+            list(self.of(hook, "a hook", DEPTH))
         if is_library(kind.__module__):
             return
         mentioned = self._mentions.of(module)
         names = mentioned.names
         for function in mentioned.functions:
             list(self.of(function, "", DEPTH))
-        for hook in [one for kind in HOOKS for one in vars(module)[kind].values()]:
-            list(self.of(hook, "a hook", DEPTH))
         reference = weakref.ref(module)
         for attribute, value in self._constants(kind, names):
             if attribute not in vars(module):
@@ -185,7 +191,7 @@ class Search:
         names, filled = set[str](), set[str]()
         if not isinstance(owner, nn.Module):
             mentioned = self._mentions.of(owner, method)
-            names, filled = mentioned.names, mentioned.filled
+            names, filled = mentioned.seen, mentioned.filled
             for function in mentioned.functions:
                 yield from self.of(function, "", depth)
         yield from self._owner(owner, name, names, depth, filled=filled)
@@ -201,18 +207,18 @@ class Search:
         filled: Collection[str] = (),
     ) -> Iterator[tuple[str, nn.Module]]:
         """What an object holds that code reads which knows these ``names``."""
-        if isinstance(value, nn.Module):
+        if is_module(value):
             yield from self.of(value, name, depth)
-        elif isinstance(value, type):
+        elif issubclass(type(value), type):
             self._namespace(value, name, names)
-        elif depth and isinstance(attributes := getattr(value, "__dict__", None), dict):
+        elif depth and (attributes := attributes_of(value)) is not None:
             if is_of_library(value):
                 return
             self.owners.setdefault(name, value)
             self._namespace(type(value), type(value).__name__, names)
             apart = apart_of(value)
             for attribute, one in list(attributes.items()):
-                if attribute in apart or (hasattr(one, "graphed") and hasattr(one, "original")):
+                if attribute in apart or is_graphed(one):
                     continue
                 if is_filled(attribute, one, filled):
                     continue
@@ -250,8 +256,8 @@ class Search:
         if original is not None:
             yield from self.of(original, "", depth)
             return
-        if hasattr(function, "graphed") and hasattr(function, "original"):
-            yield from self.of(function.original, "", depth)
+        if is_graphed(function):
+            yield from self.of(vars(function)["original"], "", depth)
             return
         if not depth or is_library(function.__module__ or ""):
             return
@@ -277,6 +283,10 @@ class Search:
                     functools.partial(_put, around, name),
                 )
             )
+        if function.__defaults__:
+            read = functools.partial(getattr, function, "__defaults__")
+            name = f"the defaults of {function.__name__}"
+            self.bindings.append(Binding(name, read, function.__defaults__))
         for defaults in (function.__defaults__, function.__kwdefaults__):
             found.append(("", defaults))
             self._given(defaults, "a default")
