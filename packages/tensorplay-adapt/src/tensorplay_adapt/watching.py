@@ -109,12 +109,12 @@ class Watching:
             one._replace(name=f"{kind}: {one.name}")
             for kind, reached in functions.items()
             for one in reached.bindings
-            if not isinstance(one.value, ModuleType)
+            if not issubclass(type(one.value), ModuleType)
         ]
         # Numbers and tensors cost little to compare; lists, dicts and objects take turns.
         self._bindings = [one for one in found if _is_simple(one.value)]
         # Where the memory of a tensor is takes a turn, too: ``w.data = ...`` leaves it the same.
-        moving = [one for one in self._bindings if isinstance(one.value, torch.Tensor)]
+        moving = [one for one in self._bindings if issubclass(type(one.value), torch.Tensor)]
         others = [one for one in found if not _is_simple(one.value)]
         self._turns = list(binding_entries([*others, *moving]))
         self._shadows = {path: _shadowed(one) for path, one in self._owners.items()}
@@ -298,7 +298,7 @@ def _changed(was: object, now: object) -> str:
 
 
 def _is_simple(value: object) -> bool:
-    return isinstance(value, torch.Tensor) or (is_constant(value) and not callable(value))
+    return issubclass(type(value), torch.Tensor) or (is_constant(value) and not callable(value))
 
 
 def _printable(value: object) -> bool:

@@ -104,7 +104,7 @@ def is_plain(value: object) -> bool:
     """True for constants and tensors, and tuples of them."""
     if type(value) is tuple:
         return all(map(is_plain, value))
-    return is_constant(value) or isinstance(value, torch.Tensor)
+    return is_constant(value) or issubclass(type(value), torch.Tensor)
 
 
 def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several | Identical]:
@@ -126,7 +126,7 @@ def binding_entries(bindings: Sequence[Binding]) -> Iterator[Several | Identical
 
 def _fills(value: object) -> bool:
     """True for what may change in place: lists, dicts and arrays of NumPy's, and tuples of them."""
-    if isinstance(value, CONTAINERS) or is_array(value):
+    if issubclass(type(value), CONTAINERS) or is_array(value):
         return True
     return type(value) is tuple and any(map(_fills, value))
 

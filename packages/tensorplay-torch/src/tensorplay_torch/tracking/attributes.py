@@ -34,7 +34,7 @@ class Attributes:
         self._grads = [
             (f"{path}.{name}" if path else name, parameter, parameter.grad)
             for path, one in objects.items()
-            if isinstance(one, nn.Module)
+            if issubclass(type(one), nn.Module)
             for name, parameter in vars(one)["_parameters"].items()
             if parameter is not None
         ]

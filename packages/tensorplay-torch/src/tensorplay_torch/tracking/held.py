@@ -45,20 +45,20 @@ class Held:
         self.value = value
         self._shallow: Any = None
         self._inner: dict[Any, Held] = {}
-        self._length = len(value) if isinstance(value, CONTAINERS) else 0
+        self._length = len(value) if issubclass(type(value), CONTAINERS) else 0
         if is_array(value) and value.nbytes <= LONG * 8:
             self._shallow = value.copy()
             return
         if not depth or self._length > long:
             return
-        if isinstance(value, CONTAINERS):
+        if issubclass(type(value), CONTAINERS):
             self._shallow = _shallow(value)
-        if isinstance(value, tuple) and len(value) <= long:
+        if issubclass(type(value), tuple) and len(value) <= long:
             children = dict(enumerate(value))
         else:
             children = _entries(self._shallow)
         for key, one in children.items():
-            if isinstance(one, (*CONTAINERS, tuple)):
+            if issubclass(type(one), (*CONTAINERS, tuple)):
                 self._inner[key] = Held(one, depth - 1, long)
 
     def changes(self, now: Any, *, growing: bool = False) -> Iterator[str]:
@@ -83,11 +83,11 @@ class Held:
             if not equal_arrays(self._shallow, now):
                 yield ""
             return
-        if isinstance(self._shallow, set):
+        if issubclass(type(self._shallow), set):
             if now != self._shallow:
                 yield ""
             return
-        keyed = growing and isinstance(value, dict)
+        keyed = growing and issubclass(type(value), dict)
         before, after = _entries(self._shallow), _entries(now)
         for key in [*before, *(key for key in after if key not in before)]:
             spelled = f"[{key!r}]"
@@ -97,7 +97,7 @@ class Held:
                 continue
             if inner is not None and new is not ABSENT:
                 yield from (spelled + rest for rest in inner.changes(new, growing=growing))
-            elif old is not new and (isinstance(old, torch.Tensor) or not same(old, new)):
+            elif old is not new and (issubclass(type(old), torch.Tensor) or not same(old, new)):
                 yield spelled
 
     def is_same(self, now: Any, *, growing: bool = False) -> bool:
@@ -126,7 +126,7 @@ class Held:
     def _alike(self, now: Any) -> bool:
         """True if another object may be as good, which what is in it decides."""
         value = self.value
-        if isinstance(value, torch.Tensor) or type(now) is not type(value):
+        if issubclass(type(value), torch.Tensor) or type(now) is not type(value):
             return False
         if self._shallow is not None:
             return True
@@ -150,12 +150,14 @@ def is_of_library(value: object) -> bool:
 
 def _shallow(value: Any) -> Any:
     for kind in (dict, list, set):
-        if isinstance(value, kind):
+        if issubclass(type(value), kind):
             return kind(value)
     return list(value)
 
 
 def _entries(value: Any) -> dict[Any, Any]:
-    if isinstance(value, dict):
-        return value
-    return dict(enumerate(value)) if isinstance(value, list | deque) else {}
+    kind = type(value)
+    if issubclass(kind, dict):
+        entries: dict[Any, Any] = value
+        return entries
+    return dict(enumerate(value)) if issubclass(kind, list | deque) else {}

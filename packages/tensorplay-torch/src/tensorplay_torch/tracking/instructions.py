@@ -15,6 +15,7 @@ __all__ = [
     "looked_up",
     "names_of",
     "only_filled",
+    "only_stored",
     "operands",
     "reads_of",
     "texts",
@@ -106,6 +107,25 @@ def only_filled(code: types.CodeType) -> frozenset[str]:
                 for name in _names(step)[-1:]:
                     (filled if _fills(steps[place + 1 : place + 6]) else read).add(name)
     return frozenset(filled - read)
+
+
+@functools.lru_cache(maxsize=4096)
+def only_stored(code: types.CodeType) -> frozenset[str]:
+    """The variables that code binds, and never looks at but to count on."""
+    loaded, stored = set[str](), set[str]()
+    for one in codes(code):
+        steps = _steps(one)
+        for place, step in enumerate(steps):
+            if step.opname.startswith("STORE_"):
+                stored.update(_names(step))
+            elif step.opname.startswith("LOAD_"):
+                counts = any(
+                    after.opname.startswith("STORE_") and after.argval == step.argval
+                    for after in steps[place + 2 : place + 4]
+                    if steps[place + 2].opname == "BINARY_OP"
+                )
+                loaded.update(() if counts else _names(step))
+    return frozenset(stored - loaded)
 
 
 def _fills(after: list[dis.Instruction]) -> bool:

@@ -22,7 +22,7 @@ from .code import (
 )
 from .fixed import is_constant
 from .held import CONTAINERS, is_of_library, is_plain_object
-from .instructions import only_filled
+from .instructions import only_filled, only_stored
 from .kinds import attributes_of, is_graphed, is_module, items_of
 from .names import MISSING, Place
 
@@ -264,11 +264,11 @@ class Search:
         code, around = function.__code__, function.__globals__
         names, looked_up = names_in(function), globals_in(function) & around.keys()
         found: list[tuple[str, Any]] = []
-        filled = only_filled(code)
+        filled, stored = only_filled(code), only_stored(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             found.append((name, content(cell)))
             read = functools.partial(content, cell)
-            if not is_filled(name, found[-1][1], filled):
+            if name not in stored and not is_filled(name, found[-1][1], filled):
                 self.bindings.append(Binding(name, read, found[-1][1]))
             self.places.append(Place(name, read, functools.partial(_fill, cell)))
         for name in sorted(looked_up):
@@ -298,7 +298,7 @@ class Search:
         """What stands ready for the arguments of a function: of that, what may change in place."""
         pairs = values.items() if isinstance(values, dict) else enumerate(values or ())
         for key, value in pairs:
-            if isinstance(value, (*CONTAINERS, torch.Tensor)):
+            if issubclass(type(value), (*CONTAINERS, torch.Tensor)):
                 self._bind(f"{name} [{key!r}]", {"": value}, "")
 
     def _bind(
@@ -316,12 +316,12 @@ class Search:
 
 def apart_of(value: object) -> frozenset[str]:
     """Attributes of an object that others look after."""
-    return OF_OPTIMIZERS if isinstance(value, torch.optim.Optimizer) else frozenset()
+    return OF_OPTIMIZERS if issubclass(type(value), torch.optim.Optimizer) else frozenset()
 
 
 def is_filled(name: str, value: object, filled: Collection[str]) -> bool:
     """True for a container that code, which knows it by ``name``, only puts things into."""
-    return name in filled and isinstance(value, CONTAINERS)
+    return name in filled and issubclass(type(value), CONTAINERS)
 
 
 def _fill(cell: types.CellType, value: Any) -> None:
