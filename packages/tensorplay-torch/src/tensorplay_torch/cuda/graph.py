@@ -18,7 +18,7 @@ from tensorplay_core.protocols import Template, Update
 from tensorplay_core.runtime import Runtime
 from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.resources.bases import Bases, NativeExecutable, cuda_driver
-from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.devices import index_of, wait_for
 from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.resources.pools import Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import as_torch_stream, current_handle
@@ -300,7 +300,7 @@ class CudaExecutable:
 
     def _let_go(self, replaced: Captured) -> None:
         # Its last launches may still be under way.
-        self.inner.settle(partial(torch.cuda.synchronize, self.device))
+        self.inner.settle(partial(wait_for, self.device))
         replaced.release()
 
     def close(self) -> None:

@@ -264,7 +264,7 @@ class CudaTemplate:
     def node_count(self) -> int:
         """Nodes at its top level."""
         if self._count is None:
-            self._count = self._work.cu.count_nodes(self.graph, about=self.subject)
+            self._count = topology.count(self._work, self.graph, about=self.subject)
         return self._count
 
     def functions(self) -> tuple[int, ...] | None:

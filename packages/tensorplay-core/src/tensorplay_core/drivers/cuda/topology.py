@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .work import Work
 
 __all__ = [
+    "count",
     "count_differences",
     "functions",
     "kind_of",
@@ -79,6 +80,15 @@ def read(work: Work, graph: Any, branches: Mapping[int, Branches], *, label: str
 
 
 _ASKED = ("cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphKernelNodeGetParams")
+
+
+def count(work: Work, graph: Any, *, about: str) -> int:
+    """How many nodes a graph has."""
+    if (number := compiled.counter()) is not None:
+        found = number(address(work, "cuGraphGetNodes"), int(graph))
+        if found >= 0:
+            return found
+    return work.cu.count_nodes(graph, about=about)
 
 
 def functions(work: Work, graph: Any, nodes: Callable[[], Iterable[Any]]) -> tuple[int, ...] | None:

@@ -120,6 +120,12 @@ class Work(Contexts):
         """True if a stream is capturing, whoever began it."""
         if handle in LEGACY:
             return False
+        hot = self.hot
+        try:
+            if not hot.capturing(hot.handle(handle)):
+                return False
+        except hot.raised:  # What is wrong with it, the other call says.
+            pass
         return bool(self.cu.cuStreamIsCapturing(handle, about=f"stream {handle:#x}"))
 
     def empty(

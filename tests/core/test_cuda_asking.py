@@ -1,0 +1,72 @@
+"""What the CUDA driver asks cheaply first, and how it counts nodes. No GPU is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorplay_core import compiled
+from tensorplay_core.drivers.cuda import topology
+from tensorplay_core.drivers.cuda.work import Work
+
+
+class Refused(Exception):
+    """What a call of integers raises."""
+
+
+def asked(cheap: Any, *, status: int = 1) -> tuple[bool, list[str]]:
+    """Whether stream 16 is capturing, and which calls said so."""
+    calls = []
+
+    def capturing(handle: int) -> Any:
+        calls.append("cheap")
+        if isinstance(cheap, Exception):
+            raise cheap
+        return cheap
+
+    def checked(handle: int, *, about: str) -> int:
+        calls.append("checked")
+        assert about == "stream 0x10"
+        return status
+
+    work: Any = SimpleNamespace(
+        hot=SimpleNamespace(capturing=capturing, handle=int, raised=(Refused,)),
+        cu=SimpleNamespace(cuStreamIsCapturing=checked),
+    )
+    return Work.is_capturing(work, 16), calls
+
+
+@pytest.mark.parametrize(
+    ("cheap", "status", "answer", "calls"),
+    [
+        (0, 1, False, ["cheap"]),
+        (1, 1, True, ["cheap", "checked"]),
+        (400, 0, False, ["cheap", "checked"]),
+        (Refused(), 1, True, ["cheap", "checked"]),
+    ],
+    ids=["no", "yes", "cannot be told", "raises"],
+)
+def test_a_stream_is_asked_cheaply_first(
+    cheap: Any, status: int, answer: bool, calls: list[str]
+) -> None:
+    assert asked(cheap, status=status) == (answer, calls)
+
+
+def test_the_legacy_streams_never_capture() -> None:
+    assert Work.is_capturing(SimpleNamespace(), 0) is False  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("told", "count"), [(3, 3), (0, 0), (-1, 7)])
+def test_nodes_are_counted_in_c_where_that_works(
+    told: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: Any = SimpleNamespace(
+        addresses={"cuGraphGetNodes": 4096},
+        cu=SimpleNamespace(count_nodes=lambda graph, *, about: 7),
+    )
+    monkeypatch.setattr(compiled, "counter", lambda: lambda function, graph: told)
+    assert topology.count(work, 5, about="a graph") == count
+    monkeypatch.setattr(compiled, "counter", lambda: None)
+    assert topology.count(work, 5, about="a graph") == 7
