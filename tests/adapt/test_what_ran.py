@@ -328,3 +328,39 @@ def test_a_tensor_that_code_writes_into_is_no_mere_container():
     buffer = torch.ones(4)
     with pytest.raises(StaleGraph, match="buffer"):
         step()
+
+
+class Telling(Net):
+    def forward(self, x):
+        return self.linear(x) * self.flags.setdefault("scale", 1.0)
+
+
+class Sum:
+    """Adds up in a tensor, which the graph writes where it is."""
+
+    def __init__(self):
+        self.total = torch.zeros(())
+
+    def __call__(self, prediction, y):
+        loss = mse(prediction, y)
+        self.total += loss.detach()
+        return loss
+
+
+def test_a_method_that_fills_and_tells_is_a_read():
+    step = Step(Telling)
+    for _ in range(3):
+        step()
+    step.model.flags["scale"] = 3.0
+    with pytest.raises(StaleGraph, match="scale"):
+        for _ in range(30):
+            step()
+
+
+def test_a_tensor_that_is_only_added_to_is_a_dependency():
+    loss = Sum()
+    step = Step(loss=lambda model: loss)
+    assert torch.equal(step(), loss.total)
+    loss.total = torch.zeros(())
+    with pytest.raises(StaleGraph, match="total"):
+        step()

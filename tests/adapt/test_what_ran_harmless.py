@@ -128,6 +128,23 @@ def test_a_module_that_lists_the_parts_of_another_is_captured():
     step()
 
 
+class Claiming(Listing):
+    """Has a part that its modules() tell of and its named_modules() do not."""
+
+    def named_modules(self, *args, **kwargs):
+        return iter([("", self)])
+
+    def modules(self):
+        return iter([self, self.module])
+
+
+def test_a_part_that_is_not_listed_is_found_by_itself():
+    teacher = Claiming(nn.Linear(8, 4).requires_grad_(False))
+    inner = teacher.module
+    step = Capture(layers(), lambda o, y: mse(o + inner.bias, y) + teacher(torch.ones(1, 8)).sum())
+    step()
+
+
 class Untouchable:
     """Everything that a look at it would call raises, but for what type() tells."""
 

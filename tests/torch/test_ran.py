@@ -140,9 +140,29 @@ def reads(x, kept, notes):
     return x
 
 
+def drops(x, kept, notes):
+    kept.setdefault("all", []).append(x.mean())
+    notes.pop()
+    kept["count"] += 1
+    notes[0].append(x if x.dim() else None)
+    return x
+
+
+def tells(x, kept, notes):
+    return x * kept.setdefault("scale", 1.0) + notes.pop()
+
+
+def joins(x, kept, notes):
+    (kept | notes).update(x=x)
+    (notes + kept).append(x)
+    return x
+
+
 def test_containers_that_are_only_filled_are_told():
-    assert {"kept", "notes"} <= only_filled(fills.__code__)
-    assert not {"kept", "notes"} & only_filled(reads.__code__)
+    for filling in (fills, drops):
+        assert {"kept", "notes"} <= only_filled(filling.__code__)
+    for reading in (reads, tells, joins):
+        assert not {"kept", "notes"} & only_filled(reading.__code__)
 
 
 class Net(nn.Module):

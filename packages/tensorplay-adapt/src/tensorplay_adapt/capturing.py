@@ -119,6 +119,7 @@ class Session:
         self._recipe, self._pool, self._before = recipe, pool, before
         self.first_use, self._bound = FirstUse(), list[str]()
         self._repeats = Repeats()
+        self._undone = True
         self.runs = Runs()
 
     def warm_up(self, batch: Batch, steps: int, bodies: int = 0) -> torch.Tensor | None:
@@ -142,6 +143,7 @@ class Session:
         # They are read on other streams.
         _synchronize(recipe.device)
         loss: torch.Tensor | None = None
+        self._undone = False
         try:
             for stream in self._streams(bodies):
                 with (
@@ -166,9 +168,9 @@ class Session:
                 _synchronize(recipe.device)
             self._bound = self._before.bound()
         except BaseException as error:
-            attempt("undoing the warm-up", self._undo_memory, error)
+            attempt("undoing the warm-up", self.undo, error)
             raise
-        self._undo_memory()
+        self.undo()
         return loss
 
     def _updating(self, before: dict[tuple[int, str], Any]) -> None:
@@ -188,10 +190,13 @@ class Session:
         self.first_use.check(self._recipe, self._bound)
         refuse_changing(self._recipe, self._repeats)
 
-    def _undo_memory(self) -> None:
-        torch.clear_autocast_cache()
-        _synchronize(self._recipe.device)
-        self._before.restore_memory()
+    def undo(self) -> None:
+        """Puts back what the warm-up changed in memory, unless that was done to its end."""
+        if not self._undone:
+            torch.clear_autocast_cache()
+            _synchronize(self._recipe.device)
+            self._before.restore_memory()
+            self._undone = True
 
     def _streams(self, bodies: int) -> list[object]:
         runtime, device = select(DRIVER), self._recipe.device
@@ -291,11 +296,11 @@ def session(recipe: Recipe, pool: object) -> Iterator[Session]:
         _synchronize(recipe.device)
         before = Before(recipe)
         undo.callback(before.restore_bindings)
+        made = Session(recipe, shared, before)
         try:
-            yield Session(recipe, shared, before)
+            yield made
         except BaseException as error:
-            # Once more: undoing the warm-up may have been broken off.
-            before.restore_memory()
+            attempt("undoing the warm-up", made.undo, error)
             before.forget_state()
             if not isinstance(error, TensorplayError):
                 error.add_note(f"while capturing {subject_of(recipe)}; everything is as before")

@@ -41,6 +41,7 @@ class Mentioned:
         names: The names that their code knows.
         read: Those of attributes that it may look up, not only set.
         seen: Those of attributes that may be read of the object itself.
+        counted: Those that are read only to set them anew.
         filled: Those of containers that it puts things into, and never looks at.
         functions: The methods, each once, and functions among the object's attributes.
     """
@@ -49,6 +50,7 @@ class Mentioned:
         self.names: set[str] = set()
         self.read: set[str] = set()
         self.seen: set[str] = set()
+        self.counted: set[str] = set()
         self.filled: set[str] = set()
         used: set[str] = set()
         self.functions: list[types.FunctionType] = []
@@ -65,6 +67,7 @@ class Mentioned:
                 for one in _helpers(function):
                     self.seen |= reads_of(one.__code__).all
                 for one in (function, *_helpers(function)):
+                    self.counted |= reads_of(one.__code__).counted
                     new = names_in(one) - self.names
                     self.names |= new
                     self.read |= operands(one.__code__, READ) | texts(one.__code__)

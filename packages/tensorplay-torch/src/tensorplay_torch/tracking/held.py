@@ -8,7 +8,7 @@ after, and objects likewise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from .fixed import equal_arrays, is_array, is_constant, same
 from .kinds import is_of_users
 
-__all__ = ["CONTAINERS", "Held", "is_of_library", "is_plain_object"]
+__all__ = ["CONTAINERS", "Held", "is_filled", "is_of_library", "is_plain_object"]
 
 CONTAINERS = (list, dict, set, deque)
 DEPTH = 3
@@ -136,6 +136,11 @@ class Held:
                 for key, (one, other) in enumerate(zip(value, now, strict=True))
             )
         return same(value, now)
+
+
+def is_filled(name: str, value: object, filled: Collection[str]) -> bool:
+    """True for a container that code, which knows it by ``name``, only puts things into."""
+    return name in filled and issubclass(type(value), CONTAINERS)
 
 
 def is_plain_object(value: object) -> bool:

@@ -15,9 +15,9 @@ __all__ = [
     "looked_up",
     "names_of",
     "only_filled",
-    "only_stored",
     "operands",
     "reads_of",
+    "stored_by",
     "texts",
 ]
 
@@ -32,10 +32,12 @@ IDLE = (
 )
 BY_NAME = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF")
 FILLING = frozenset(
-    {"append", "appendleft", "extend", "add", "update", "setdefault", "insert"}
-    | {"__setitem__", "clear", "pop", "popleft", "remove", "discard"}
+    {"append", "appendleft", "extend", "add", "update", "insert"}
+    | {"__setitem__", "clear", "remove", "discard"}
 )
-"""Methods that put something into a container or take it out."""
+"""Methods that put something into a container or take it out, and tell nothing of it."""
+TELLING = frozenset({"setdefault", "pop", "popleft"})
+"""Those that return what is in it."""
 
 
 class Reads(NamedTuple):
@@ -44,11 +46,13 @@ class Reads(NamedTuple):
     Attributes:
         of: Those of what it finds under a name that it does not bind itself, however far in.
         loose: Those of anything else.
+        counted: Those that it reads only to set them anew, by ``+=`` and the like.
         imported: What it takes from Python modules, by their names.
     """
 
     of: dict[str, frozenset[str]]
     loose: frozenset[str]
+    counted: frozenset[str]
     imported: dict[str, frozenset[str]]
 
     @property
@@ -65,7 +69,7 @@ class Reads(NamedTuple):
 def reads_of(code: types.CodeType) -> Reads:
     """What code reads, with the functions defined in it."""
     of: dict[str, set[str]] = {}
-    loose, imported = set(texts(code)), dict[str, set[str]]()
+    loose, counted, imported = set(texts(code)), set[str](), dict[str, set[str]]()
     for one in codes(code):
         steps = _steps(one)
         bound = {name for step in steps if "STORE_" in step.opname for name in _names(step)}
@@ -74,7 +78,8 @@ def reads_of(code: types.CodeType) -> Reads:
         root, before, module = "", "", ""
         for step in steps:
             if step.opname in READ:
-                if before == "COPY":  # Of an assignment like `+=`: it is not read but counted.
+                if before == "COPY":  # Of an assignment like `+=`.
+                    counted.add(step.argval)
                     root = ""
                 else:
                     root = "" if step.is_jump_target else root
@@ -92,7 +97,7 @@ def reads_of(code: types.CodeType) -> Reads:
                 elif step.opname == "MATCH_CLASS":
                     loose.update(_words(one.co_consts))
             before = step.opname
-    return Reads(_frozen(of), frozenset(loose), _frozen(imported))
+    return Reads(_frozen(of), frozenset(loose), frozenset(counted), _frozen(imported))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -101,18 +106,30 @@ def only_filled(code: types.CodeType) -> frozenset[str]:
     filled: set[str] = set()
     read: set[str] = set()
     for one in codes(code):
-        steps = _steps(one)
+        steps = list(dis.get_instructions(one))
         for place, step in enumerate(steps):
             if step.opname.startswith("LOAD_") and not _calls(step):
                 for name in _names(step)[-1:]:
-                    (filled if _fills(steps[place + 1 : place + 6]) else read).add(name)
+                    (filled if _fills(steps[place + 1 :]) else read).add(name)
     return frozenset(filled - read)
 
 
+class Stored(NamedTuple):
+    """The variables that code binds.
+
+    Attributes:
+        only: Those that it never looks at.
+        counted: Those that it looks at only to bind them anew, by ``+=`` and the like.
+    """
+
+    only: frozenset[str]
+    counted: frozenset[str]
+
+
 @functools.lru_cache(maxsize=4096)
-def only_stored(code: types.CodeType) -> frozenset[str]:
-    """The variables that code binds, and never looks at but to count on."""
-    loaded, stored = set[str](), set[str]()
+def stored_by(code: types.CodeType) -> Stored:
+    """The variables that code binds, and does not read."""
+    loaded, counted, stored = set[str](), set[str](), set[str]()
     for one in codes(code):
         steps = _steps(one)
         for place, step in enumerate(steps):
@@ -124,22 +141,42 @@ def only_stored(code: types.CodeType) -> frozenset[str]:
                     for after in steps[place + 2 : place + 4]
                     if steps[place + 2].opname == "BINARY_OP"
                 )
-                loaded.update(() if counts else _names(step))
-    return frozenset(stored - loaded)
+                (counted if counts else loaded).update(_names(step))
+    return Stored(frozenset(stored - loaded - counted), frozenset((stored & counted) - loaded))
 
 
 def _fills(after: list[dis.Instruction]) -> bool:
     """True if what was just loaded is only filled by what follows."""
-    if not after:
+    steps = [step for step in after[:16] if step.opname not in IDLE][:4]
+    if not steps:
         return False
-    if after[0].opname in READ:
-        return after[0].argval in FILLING
-    names = [step.opname for step in after]
-    if names[1:2] == ["STORE_SUBSCR"]:  # kept[key] = value
+    if steps[0].opname in READ:
+        return steps[0].argval in FILLING or (steps[0].argval in TELLING and _leaves_result(after))
+    if not steps[0].opname.startswith("LOAD_"):
+        return False
+    names = [step.opname for step in steps[1:]]
+    if names[:1] == ["STORE_SUBSCR"]:  # kept[key] = value
         return True
-    if names[1:2] == ["BINARY_SUBSCR"] or names[1:2] == ["BINARY_OP"]:  # kept[key].append(value)
-        return len(after) > 2 and after[2].opname in READ and after[2].argval in FILLING
-    return names[1:4] == ["COPY", "COPY", "BINARY_SUBSCR"]  # kept[key] += value
+    if names[:1] == ["BINARY_SUBSCR"] or (names[:1] == ["BINARY_OP"] and steps[1].argrepr == "[]"):
+        # kept[key].append(value)
+        return len(steps) > 2 and steps[2].opname in READ and steps[2].argval in FILLING
+    return names == ["COPY", "COPY", "BINARY_SUBSCR"]  # kept[key] += value
+
+
+def _leaves_result(after: list[dis.Instruction]) -> bool:
+    """True if what the method returns that is called next is dropped, or is only filled."""
+    depth = 1  # What the method is of lies on top.
+    for place, step in enumerate(after):
+        depth += dis.stack_effect(step.opcode, step.arg, jump=False)
+        if depth < 1:
+            return False
+        if depth == 1 and step.opname.startswith("CALL"):
+            rest = [one for one in after[place + 1 : place + 6] if one.opname not in IDLE]
+            if not rest:
+                return False
+            fills = rest[0].opname in READ and rest[0].argval in FILLING
+            return fills or rest[0].opname == "POP_TOP"
+    return False
 
 
 def _calls(step: dis.Instruction) -> bool:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import types
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-__all__ = ["attributes_of", "is_graphed", "is_module", "is_of_users", "items_of"]
+__all__ = [
+    "apart_of",
+    "attributes_of",
+    "is_graphed",
+    "is_module",
+    "is_of_users",
+    "is_tensor",
+    "items_of",
+    "tensors_among",
+]
 
 PLAIN = (
     torch.Tensor,
@@ -30,12 +40,24 @@ PLAIN = (
     float,
     complex,
 )
+OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
 LIBRARIES = ("torch", "numpy", "builtins", "threading", "logging", "weakref", "functools")
 
 
 def is_module(value: object) -> bool:
     """True for a module of torch's; a proxy of one is none."""
     return issubclass(type(value), torch.nn.Module)
+
+
+def is_tensor(value: object) -> bool:
+    """True for a tensor; a proxy of one is none."""
+    return issubclass(type(value), torch.Tensor)
+
+
+def tensors_among(owner: object, names: Collection[str]) -> set[str]:
+    """Those of ``names`` under which an object has tensors."""
+    attributes = attributes_of(owner) or {}
+    return {name for name in names if is_tensor(attributes.get(name))}
 
 
 def is_graphed(value: Any) -> bool:
@@ -62,6 +84,11 @@ def attributes_of(value: object) -> dict[str, Any] | None:
             attributes = found.__get__(value)
             return attributes if type(attributes) is dict else None
     return None
+
+
+def apart_of(value: object) -> frozenset[str]:
+    """Attributes of an object that others look after."""
+    return OF_OPTIMIZERS if issubclass(type(value), torch.optim.Optimizer) else frozenset()
 
 
 def items_of(value: Any, most: int) -> list[tuple[str, Any]]:

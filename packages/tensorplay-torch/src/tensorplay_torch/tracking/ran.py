@@ -29,7 +29,8 @@ WITHIN = 2
 """How many containers in one another are looked into."""
 MOST = 20_000
 """So many different calls are kept, at most."""
-_lock = threading.Lock()
+# Reentrant, because a signal handler may capture in the midst of its holder.
+_lock = threading.RLock()
 
 
 class Ran:

@@ -51,9 +51,12 @@ class Reached:
         for call in ran:
             search.ran(call)
         while found := [pair for key, pair in search.met.items() if key not in self._seen]:
-            hidden = _outermost(found)
-            self.hidden.update(hidden)
-            for path, module in self._take_in(hidden):
+            # A part that no outer one lists is taken by itself.
+            for hidden in (_outermost(found), dict(found)):
+                if new := self._take_in(hidden):
+                    self.hidden.update(hidden)
+                    break
+            for path, module in new:
                 search.into(module, path)
         self.bindings, self.places, self.owners = search.bindings, search.places, search.owners
         self._read = search.read

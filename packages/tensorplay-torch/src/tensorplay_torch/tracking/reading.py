@@ -11,10 +11,11 @@ from torch import nn
 
 from .code import is_library
 from .fixed import is_constant
+from .held import is_filled
 from .instructions import looked_up, only_filled, reads_of
-from .kinds import attributes_of, is_module, is_of_users, items_of
+from .kinds import apart_of, attributes_of, is_module, is_of_users, items_of, tensors_among
 from .ran import Ran
-from .search import OF_MODULES, WITHIN, Search, apart_of, is_filled
+from .search import OF_MODULES, WITHIN, Search
 
 __all__ = ["Reading"]
 
@@ -33,11 +34,13 @@ class Sight(NamedTuple):
 
     Attributes:
         names: Of attributes that it reads.
+        counted: Of those that it reads only to set them anew: tensors are written where they are.
         filled: Of containers that it only fills.
         key: The same for the same code and thing.
     """
 
     names: frozenset[str]
+    counted: frozenset[str]
     filled: frozenset[str]
     key: tuple[int, str]
 
@@ -66,18 +69,20 @@ class Reading(Search):
         for name, value in call.given:
             self._method_of(value, code)
             self._reads_of(value, name, self._sight(code, name))
+        package = str(around.get("__package__") or "")
         for name, attributes in reads_of(code).imported.items():
-            module = sys.modules.get(name)
-            if module is not None and not is_library(name):
-                seen = self._sight(code, name)
-                self._namespace(module, name, seen.names | attributes)
+            for absolute in dict.fromkeys((name, f"{package}.{name}")):
+                module = sys.modules.get(absolute)
+                if module is not None and not is_library(absolute):
+                    seen = self._sight(code, name)
+                    self._namespace(module, name, seen.names | attributes)
 
     def _sight(self, code: types.CodeType, name: str) -> Sight:
         key = id(code), name
         if key not in self._sights:
             self._kept.append(code)
-            names = reads_of(code).under(name)
-            self._sights[key] = Sight(names, only_filled(code), key)
+            read = reads_of(code)
+            self._sights[key] = Sight(read.under(name), read.counted, only_filled(code), key)
         return self._sights[key]
 
     def _method_of(self, value: Any, code: types.CodeType) -> None:
@@ -111,7 +116,8 @@ class Reading(Search):
         attributes = attributes_of(value) or {}
         self._namespace(type(value), type(value).__name__, seen.names)
         self._functions_of(type(value), seen.names)
-        for attribute in sorted((seen.names & attributes.keys()) - apart_of(value)):
+        names = (seen.names | tensors_among(value, seen.counted)) & attributes.keys()
+        for attribute in sorted(names - apart_of(value)):
             if not is_filled(attribute, attributes[attribute], seen.filled):
                 self._bind(f"{name}.{attribute}", attributes, attribute)
                 self._reads_of(attributes[attribute], f"{name}.{attribute}", seen, depth - 1)
@@ -123,7 +129,8 @@ class Reading(Search):
             self._namespace_of(module, seen.names)
             self._functions_of(type(module), seen.names)
         reference = weakref.ref(module)
-        for attribute in sorted((seen.names & vars(module).keys()) - OF_MODULES):
+        names = (seen.names | tensors_among(module, seen.counted)) & vars(module).keys()
+        for attribute in sorted(names - OF_MODULES):
             value = vars(module)[attribute]
             if not is_constant(value) and not is_filled(attribute, value, seen.filled):
                 called = f"{name}.{attribute}" if name else attribute

@@ -21,12 +21,20 @@ from .code import (
     stored_in,
 )
 from .fixed import is_constant
-from .held import CONTAINERS, is_of_library, is_plain_object
-from .instructions import only_filled, only_stored
-from .kinds import attributes_of, is_graphed, is_module, items_of
+from .held import CONTAINERS, is_filled, is_of_library, is_plain_object
+from .instructions import only_filled, stored_by
+from .kinds import (
+    apart_of,
+    attributes_of,
+    is_graphed,
+    is_module,
+    is_tensor,
+    items_of,
+    tensors_among,
+)
 from .names import MISSING, Place
 
-__all__ = ["Binding", "Search", "apart_of", "is_filled"]
+__all__ = ["Binding", "Search"]
 
 DEPTH = 3
 """How many functions that call functions are followed."""
@@ -37,7 +45,6 @@ LONG = 1000
 NESTED = 8
 """How many containers in one another are looked into."""
 OF_MODULES = frozenset(vars(nn.Module()))
-OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
 HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -189,9 +196,10 @@ class Search:
     ) -> Iterator[tuple[str, nn.Module]]:
         """What a method of an object runs and reads; of a module ``into`` says that."""
         names, filled = set[str](), set[str]()
-        if not isinstance(owner, nn.Module):
+        if not is_module(owner):
             mentioned = self._mentions.of(owner, method)
-            names, filled = mentioned.seen, mentioned.filled
+            filled = mentioned.filled
+            names = mentioned.seen | tensors_among(owner, mentioned.counted)
             for function in mentioned.functions:
                 yield from self.of(function, "", depth)
         yield from self._owner(owner, name, names, depth, filled=filled)
@@ -264,11 +272,13 @@ class Search:
         code, around = function.__code__, function.__globals__
         names, looked_up = names_in(function), globals_in(function) & around.keys()
         found: list[tuple[str, Any]] = []
-        filled, stored = only_filled(code), only_stored(code)
+        filled, stored = only_filled(code), stored_by(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             found.append((name, content(cell)))
             read = functools.partial(content, cell)
-            if name not in stored and not is_filled(name, found[-1][1], filled):
+            # A tensor that is counted on is written where it is.
+            counted = name in stored.counted and not is_tensor(found[-1][1])
+            if not (counted or name in stored.only or is_filled(name, found[-1][1], filled)):
                 self.bindings.append(Binding(name, read, found[-1][1]))
             self.places.append(Place(name, read, functools.partial(_fill, cell)))
         for name in sorted(looked_up):
@@ -312,16 +322,6 @@ class Search:
             self._kept.append(mapping)
             read = functools.partial(mapping.get, attribute)
             self.bindings.append(Binding(name, read, mapping[attribute]))
-
-
-def apart_of(value: object) -> frozenset[str]:
-    """Attributes of an object that others look after."""
-    return OF_OPTIMIZERS if issubclass(type(value), torch.optim.Optimizer) else frozenset()
-
-
-def is_filled(name: str, value: object, filled: Collection[str]) -> bool:
-    """True for a container that code, which knows it by ``name``, only puts things into."""
-    return name in filled and issubclass(type(value), CONTAINERS)
 
 
 def _fill(cell: types.CellType, value: Any) -> None:
