@@ -151,3 +151,28 @@ def test_of_a_step_that_does_not_fit_there_is_no_snapshot(twins, device):
     for refused in (pair.step.snapshot, lambda: pair.step.reset_to(snapshot)):
         with pytest.raises(StaleGraph, match="state was replaced"):
             refused()
+
+
+def test_a_reset_that_was_broken_off_stays_so_until_one_succeeds(twins, device, monkeypatch):
+    pair = twins(OPTIMIZERS["damped SGD"], device=device)
+    begun = pair.step.snapshot()
+    pair.run(2)
+
+    def interrupted(saved):
+        raise KeyboardInterrupt
+
+    pair.step.reset_to(begun)  # Makes what fills the state.
+    pair.step(*pair.batch())
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.step._runner._episodes, "fill", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pair.step.reset_to(begun)
+    weight = next(iter(pair.ours.model.parameters()))
+    weight.requires_grad_(False)
+    with pytest.raises(StaleGraph):
+        pair.step.reset_to(begun)
+    weight.requires_grad_(True)
+    with pytest.raises(GraphStateError, match="reset"):
+        pair.step(*pair.batch())
+    pair.step.reset_to(begun)
+    pair.step(*pair.batch())

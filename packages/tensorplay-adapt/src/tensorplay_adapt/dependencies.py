@@ -192,7 +192,7 @@ class Dependencies:
     def checks(self) -> list[Callable[[], object]]:
         """With compiled parts: what is all true only if nothing changed, each cheap to ask.
 
-        ``watching.note()`` makes another list.
+        ``note()`` makes another list.
         """
         return [*self._checks, *self.watching.checks]
 

@@ -187,16 +187,17 @@ class Runner:
         loss: torch.Tensor = results[0]
         return loss
 
-    def _catch_up(self, inputs: Any, targets: Any) -> None:
+    def _catch_up(self, *batch: Any) -> None:
         """Follows the hyper-parameters; anything else that changed is raised, or captured anew."""
         if self._caught_up():
             return
         if not self._recaptures:
             raise self._stale()
-        self.capture(inputs, targets)
+        self.capture(*(batch or self.batch.copy()))
 
     def _caught_up(self) -> bool:
-        self._check_open()
+        if self.closed:
+            self._refuse("it is closed", "Capture a step anew, or close it when all is done.")
         if self._broken == "reset":
             self._refuse("a reset was broken off", "Reset it: step.reset_to(snapshot).")
         if self._broken:
@@ -241,7 +242,7 @@ class Runner:
             GraphStateError: It is closed.
         """
         if self._first.to_come or not self._changes.unchanged():
-            self._catch_up(*self.batch.copy())
+            self._catch_up()
 
     def until(self, inputs: Any, targets: Any, tolerance: float, max_steps: int) -> Until:
         """See ``CudaGraphAdaptationStep.until``."""
@@ -262,7 +263,8 @@ class Runner:
                 self._groups.graphs, self._loop = graphs, loop
             try:
                 leaves = self.batch.take(inputs, targets)
-                self._first.launch()
+                if self._first.to_come:
+                    self._first.launch()
                 with self.lane.entered(subject_of(self.recipe)):
                     result = self._loop(leaves, tolerance, max_steps)
             except SignatureMismatch:
@@ -285,14 +287,19 @@ class Runner:
         """See ``CudaGraphAdaptationStep.reset_to``."""
         with self.lock, torch.inference_mode(False):
             self._refuse_within()
-            if self._broken == "reset":
+            again = self._broken == "reset"
+            if again:
                 self._broken = ""
-            self.ready()
+            try:
+                self.ready()
+            finally:
+                if again:
+                    self._broken = "reset"
             if self._episodes is None:
                 self._episodes = Episodes(self._dependencies.state(), self.recipe.device)
             with self.lane.entered(subject_of(self.recipe)):
                 saved = self._episodes.saved_in(snapshot)
-                if snapshot.fresh is not self._first.to_come:
+                if again or snapshot.fresh is not self._first.to_come:
                     self._changes.doubt()
                     self._broken = "reset"
                 self._episodes.fill(saved)
@@ -335,10 +342,6 @@ class Runner:
             self._drop_others()
             if self.captured is not None:
                 self.captured.graph.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            self._refuse("it is closed", "Capture a step anew, or close it when all is done.")
 
     def _refuse(self, met: str, remedy: str) -> NoReturn:
         raise GraphStateError(
