@@ -12,6 +12,7 @@ from tensorplay_torch.cpu.recorder import Recorder
 from tests.determinism import deterministic
 
 from . import cuda_seam
+from .built import BUILT
 from .twins import Twins
 
 
@@ -54,6 +55,13 @@ def world(monkeypatch: pytest.MonkeyPatch):
     """The torch driver on stand-ins for torch's CUDA graphs and for core's CUDA driver."""
     with cuda_seam.played(monkeypatch) as world:
         yield world
+
+
+@pytest.fixture
+def parts():
+    """The compiled parts, for tests that need them."""
+    assert BUILT is not None
+    return BUILT
 
 
 @pytest.fixture

@@ -9,21 +9,11 @@ import torch
 from torch import nn
 
 import tensorplay_torch as tp
-from tensorplay_torch import compiled
 
+from .built import needs_parts
 from .callables import leaf, mlp
 
-BUILT = compiled.parts()
-
-pytestmark = pytest.mark.skipif(
-    BUILT is None, reason=f"the compiled parts are not in use: {compiled.summary()}"
-)
-
-
-@pytest.fixture
-def parts() -> compiled.Parts:
-    assert BUILT is not None
-    return BUILT
+pytestmark = needs_parts
 
 
 class Thing:

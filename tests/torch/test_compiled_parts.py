@@ -14,22 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tensorplay_torch import compiled
 from tensorplay_torch.resources.signatures import differences
 
+from .built import BUILT, needs_parts
 from .odd_tensors import MADE
 
-BUILT = compiled.parts()
-
-pytestmark = pytest.mark.skipif(
-    BUILT is None, reason=f"the compiled parts are not in use: {compiled.summary()}"
-)
-
-
-@pytest.fixture
-def parts() -> compiled.Parts:
-    assert BUILT is not None
-    return BUILT
+pytestmark = needs_parts
 
 
 # Forms

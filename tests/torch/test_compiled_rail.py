@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 
 from tensorplay_core.drivers.cuda.track import Track
 from tensorplay_core.drivers.cuda.turn import Turn
-from tensorplay_torch import compiled
 
-BUILT = compiled.parts()
+from .built import BUILT, needs_parts
 
-pytestmark = pytest.mark.skipif(
-    BUILT is None, reason=f"the compiled parts are not in use: {compiled.summary()}"
-)
+pytestmark = needs_parts
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorplay_torch import compiled
+from .built import BUILT, needs_parts
 
-BUILT = compiled.parts()
-
-pytestmark = pytest.mark.skipif(
-    BUILT is None, reason=f"the compiled parts are not in use: {compiled.summary()}"
-)
-
-
-@pytest.fixture
-def parts() -> compiled.Parts:
-    assert BUILT is not None
-    return BUILT
+pytestmark = needs_parts
 
 
 class Thing:

@@ -9,25 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorplay_torch import compiled
 from tensorplay_torch.resources.signatures import PLAIN
 from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.tracking.operands import _strangers
 from tensorplay_torch.tracking.operations import tensors_in
 
+from .built import BUILT, needs_parts
 from .odd_tensors import MADE
 
-BUILT = compiled.parts()
-
-pytestmark = pytest.mark.skipif(
-    BUILT is None, reason=f"the compiled parts are not in use: {compiled.summary()}"
-)
-
-
-@pytest.fixture
-def parts() -> compiled.Parts:
-    assert BUILT is not None
-    return BUILT
+pytestmark = needs_parts
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
