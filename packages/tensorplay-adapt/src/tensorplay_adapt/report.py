@@ -107,7 +107,7 @@ class Report:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        from matplotlib.figure import Figure  # type: ignore[import-not-found]
+        from matplotlib.figure import Figure
 
         even = self.break_even_steps
         steps = [0, 2 * even if even is not None else 100]
