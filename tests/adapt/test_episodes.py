@@ -172,7 +172,9 @@ def test_a_reset_that_was_broken_off_stays_so_until_one_succeeds(twins, device, 
     with pytest.raises(StaleGraph):
         pair.step.reset_to(begun)
     weight.requires_grad_(True)
+    assert pair.step.stale == ("a reset was broken off",)
     with pytest.raises(GraphStateError, match="reset"):
         pair.step(*pair.batch())
     pair.step.reset_to(begun)
+    assert pair.step.stale == ()
     pair.step(*pair.batch())

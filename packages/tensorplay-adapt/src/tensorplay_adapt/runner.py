@@ -219,7 +219,8 @@ class Runner:
 
     def stale(self) -> tuple[str, ...]:
         """What changed since the capture that a call would refuse, one line each."""
-        return ("it is closed",) if self.closed else self._changes.said()
+        broken = (f"a {self._broken} was broken off",) if self._broken else ()
+        return ("it is closed",) if self.closed else (*broken, *self._changes.said())
 
     def _stale(self) -> StaleGraph:
         return StaleGraph(
