@@ -9,6 +9,8 @@ import pytest
 
 from tensorplay_core import compiled
 from tensorplay_core.drivers.cuda import topology
+from tensorplay_core.drivers.cuda.bindings import Calls
+from tensorplay_core.drivers.cuda.hot import Hot, hot_calls
 from tensorplay_core.drivers.cuda.work import Work
 
 
@@ -70,3 +72,26 @@ def test_nodes_are_counted_in_c_where_that_works(
     assert topology.count(work, 5, about="a graph") == count
     monkeypatch.setattr(compiled, "counter", lambda: None)
     assert topology.count(work, 5, about="a graph") == 7
+
+
+def plain(code: int, found: int) -> Hot:
+    """The calls over plain functions, with a stream that is asked whether it captures."""
+    native = SimpleNamespace(
+        CUstream=int,
+        cuGraphLaunch=None,
+        cuGraphExecKernelNodeSetParams=None,
+        cuStreamIsCapturing=lambda stream: (code, found),
+        cuCtxGetCurrent=None,
+        cuGraphKernelNodeGetParams=None,
+    )
+    return hot_calls(Calls(native))
+
+
+def test_what_a_stream_cannot_say_is_raised_and_not_taken_for_a_yes() -> None:
+    """A thread's first call of the driver finds no context there, and is mended by its code."""
+    assert plain(0, 1).capturing(16) == 1
+    assert plain(0, 0).capturing(16) == 0
+    hot = plain(201, 0)
+    with pytest.raises(hot.raised) as caught:
+        hot.capturing(16)
+    assert caught.value.status == 201

@@ -17,6 +17,18 @@ from .bindings import Calls
 __all__ = ["Hot", "hot_calls"]
 
 
+class Refused(Exception):
+    """A code of the driver's where the plain functions would return it.
+
+    Attributes:
+        status: The code.
+    """
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class Hot:
     """Calls that return something false, or a tuple that begins with the native result.
@@ -24,8 +36,8 @@ class Hot:
     Attributes:
         launch: ``launch(executable, stream)``.
         set_kernel: ``set_kernel(executable, node, parameters)``.
-        capturing: ``capturing(stream)``: true if the stream is capturing, or if that cannot be
-            told.
+        capturing: ``capturing(stream)``: true if the stream is capturing. What keeps the driver
+            from saying so (a thread without a context) it raises, with every binding.
         context: ``context()``: this thread's context as an integer, 0 if it has none.
         handle: What these calls take for a stream of that handle: the same for the same handle.
         native: What they take for an executable or a node.
@@ -94,7 +106,9 @@ def _plain(calls: Calls) -> Hot:
 
     def capturing(stream: Any) -> Any:
         code, found = status(stream)
-        return code or found
+        if code:
+            raise Refused(code)
+        return found
 
     def handle(value: int) -> Any:
         found = handles.get(value)
@@ -126,5 +140,5 @@ def _plain(calls: Calls) -> Hot:
         native=lambda value: value,
         function=function,
         kernel_parameters=kernel_parameters,
-        raised=(),
+        raised=(Refused,),
     )

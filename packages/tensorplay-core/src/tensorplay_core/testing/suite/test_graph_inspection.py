@@ -54,7 +54,8 @@ def test_the_last_captured_graph_is_exported(
 
 @pytest.mark.needs("graph_topology")
 def test_what_is_no_graph_is_not_exported(workbench: Workbench, facade: Facade) -> None:
-    made = facade.record(lambda: workbench.add_(workbench.buffer([0.0]), 1.0))
+    total = workbench.buffer([0.0])
+    made = facade.record(lambda: workbench.add_(total, 1.0))
     with pytest.raises(ArgumentTypeError) as caught:
         export_dot(graph=5)  # type: ignore[arg-type]
     four_parts(caught.value)
