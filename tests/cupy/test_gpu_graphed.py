@@ -31,6 +31,28 @@ def test_calls_give_what_the_function_gives():
     assert made.cuda_graph.topology.count() > 0
 
 
+def test_a_thread_that_never_used_the_device_may_call():
+    """CUDA ends a process whose thread sets a kernel before it has a context."""
+    made, x, found = tp.graphed(lambda x: x * 2 + 1), cp.arange(8, dtype="f"), []
+    for _ in range(3):
+        made(x)
+    cp.cuda.Device().synchronize()
+    stream = cp.cuda.Stream(non_blocking=True)
+
+    def work():
+        with stream:
+            found.append(made(x))
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    cp.cuda.Device().synchronize()
+    for one in found:
+        cp.testing.assert_array_equal(one, x * 2 + 1)
+    assert len(found) == 2
+
+
 def test_results_stay():
     made = tp.graphed(lambda x: x + 1)
     results = [made(cp.full(8, value, dtype="f")) for value in range(10)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -38,6 +39,30 @@ def test_threads_may_call_at_once(device):
         thread.join()
     assert wrong == []
     assert module.forward.counts.eager == 0
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_a_thread_that_never_used_the_device_may_call(device, grad):
+    """CUDA ends a process whose thread sets a kernel before it has a context."""
+    module = mlp(device)
+    eager = copy.deepcopy(module)
+    tp.make_graphed_callables(module, (leaf(device),))
+    x, found = leaf(device), []
+    wanted = eager(x).detach()
+    module(x)  # The first call goes another way.
+    stream = nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream())
+
+    def work():
+        with torch.set_grad_enabled(grad), stream:
+            found.append(module(x))
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    assert_all_equal([one.detach() for one in found], [wanted, wanted])
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ pytestmark = needs_parts
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 GRAPH, NODE, FUNCTION, STREAM = 0x1000, 0x2000, 0x3000, 0x4000
 
 
@@ -60,7 +61,8 @@ class Played:
         self.static = [torch.zeros(shape) for shape in shapes]
         self.result = torch.zeros(())
         self.stream, self.capturing = STREAM, 0
-        self.codes = {"launch": 0, "set": 0, "ask": 0}
+        self.codes = {"launch": 0, "set": 0, "ask": 0, "context": 0}
+        self.context: int | None = 1
         self.log: list[str] = []
         self.long_way_calls: list[Any] = []
         count = len(shapes) + yields
@@ -73,7 +75,7 @@ class Played:
         self.order = SimpleNamespace(last=self.native, where=STREAM)
         self.keep = SimpleNamespace(sets=0)
         self.dead: list[str] = []
-        self.functions = (LAUNCH(self.launch), SET(self.set), ASK(self.ask))
+        self.functions = (LAUNCH(self.launch), SET(self.set), ASK(self.ask), CONTEXT(self.get))
         played: Any = self
         track = Track(
             executable=played.executable,
@@ -130,6 +132,10 @@ class Played:
         self.result.copy_(sum((one + 1).sum() for one in self.static))
         if self.yields:
             ctypes.memmove(self.parameters[-1], self.result.data_ptr(), self.result.nbytes)
+
+    def get(self, current: Any) -> int:
+        current[0] = self.context
+        return self.codes["context"]
 
     def ask(self, stream: int | None, status: Any) -> int:
         self.log.append("ask")
@@ -217,6 +223,8 @@ UNUSUAL = {
     "another stream": lambda p: setattr(p, "stream", 0x5000),
     "capturing": lambda p: setattr(p, "capturing", 1),
     "an unknown stream": lambda p: p.codes.update(ask=400),
+    "no context": lambda p: setattr(p, "context", None),
+    "an unknown context": lambda p: p.codes.update(context=3),
     "closed": lambda p: setattr(p.executable, "closed", True),
     "updated": lambda p: setattr(p.executable, "generation", 1),
     "dead inputs": lambda p: p.dead.append("x"),

@@ -31,6 +31,7 @@ struct Driver {
   int (*launch)(void* executable, void* stream);
   int (*set_kernel)(void* executable, void* node, const KernelNode* parameters);
   int (*is_capturing)(void* stream, int* status);
+  int (*context)(void** current);
 };
 
 struct Names {
@@ -110,11 +111,12 @@ struct Rail {
     turn = static_cast<char*>(pointer(track[16]));
     special = PyObject_IsTrue(track[17]);
     Sequence functions = sequence(args[4]);
-    if (functions.size() != 3) refuse(PyExc_TypeError, "expected three functions");
+    if (functions.size() != 4) refuse(PyExc_TypeError, "expected four functions");
     driver.launch = reinterpret_cast<int (*)(void*, void*)>(pointer(functions[0]));
     driver.set_kernel =
         reinterpret_cast<int (*)(void*, void*, const KernelNode*)>(pointer(functions[1]));
     driver.is_capturing = reinterpret_cast<int (*)(void*, int*)>(pointer(functions[2]));
+    driver.context = reinterpret_cast<int (*)(void**)>(pointer(functions[3]));
     current = Ref::to(args[5]);
     device = Ref::to(args[6]);
     if (!special && !results.empty() && results[0].device.is_cuda()) {
@@ -221,6 +223,8 @@ struct Rail {
         number(order, names.where) != static_cast<long long>(reinterpret_cast<intptr_t>(stream))) {
       return false;
     }
+    void* context = nullptr;  // Without one the driver ends the process where a kernel is set.
+    if (driver.context(&context) != 0 || context == nullptr) return false;
     int capturing = 0;
     return driver.is_capturing(stream, &capturing) == 0 && capturing == 0;
   }

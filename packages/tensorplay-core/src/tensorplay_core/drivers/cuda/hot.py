@@ -35,7 +35,8 @@ class Hot:
 
     Attributes:
         launch: ``launch(executable, stream)``.
-        set_kernel: ``set_kernel(executable, node, parameters)``.
+        set_kernel: ``set_kernel(executable, node, parameters)``. In a thread without a context the
+            driver ends the process here.
         capturing: ``capturing(stream)``: true if the stream is capturing. What keeps the driver
             from saying so (a thread without a context) it raises, with every binding.
         context: ``context()``: this thread's context as an integer, 0 if it has none.

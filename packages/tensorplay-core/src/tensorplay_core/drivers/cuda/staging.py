@@ -13,6 +13,7 @@ from tensorplay_core.signature import differences, facts
 
 from .arrays import View, overlap, view
 from .express import express
+from .failures import INVALID_CONTEXT
 from .launchers import launcher
 from .separation import Separation
 from .streams import Event
@@ -130,6 +131,9 @@ class StagedLaunch:
         target: Any,
     ) -> Any:
         try:
+            # A stream with a name can be asked without a context; kernels cannot be set.
+            if not self.hot.context():
+                return INVALID_CONTEXT
             if self.order.capturing(target):
                 raise self._inside_a_capture()
             # Copies made ahead of the launch may read what the last one writes.

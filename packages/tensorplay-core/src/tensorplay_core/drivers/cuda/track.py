@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FUNCTIONS", "Track", "functions", "track"]
 
-FUNCTIONS = ("cuGraphLaunch", "cuGraphExecKernelNodeSetParams", "cuStreamIsCapturing")
+FUNCTIONS = (
+    "cuGraphLaunch",
+    "cuGraphExecKernelNodeSetParams",
+    "cuStreamIsCapturing",
+    "cuCtxGetCurrent",
+)
 """The driver's functions that a launch on a track calls, in order."""
 
 
@@ -26,8 +31,9 @@ class Track(NamedTuple):
 
     It takes the turn; makes sure that ``dead`` is empty and ``executable`` neither closed nor of
     another ``generation``, that ``order`` has ``native`` as the last launch, on the same stream,
-    and that this is not capturing; writes the addresses; sets the kernel; launches; gives the turn
-    back. A kernel that has these addresses from the last launch on the track need not be set.
+    that the thread has a context and the stream is not capturing; writes the addresses; sets the
+    kernel; launches; gives the turn back. A kernel that has these addresses from the last launch
+    on the track need not be set.
     """
 
     executable: CudaExecutable

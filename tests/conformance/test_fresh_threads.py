@@ -1,0 +1,1 @@
+from tensorplay_core.testing.suite.test_fresh_threads import *  # noqa: F403
