@@ -29,6 +29,7 @@ class Driver:
     """
 
     def __init__(self, version: int) -> None:
+        self.__name__ = "played"  # Else calls would be looked for beneath the bindings.
         self.made: list[tuple[str, tuple[Any, ...]]] = []
         self.frontier: list[Any] = []
         self.serial = 100
@@ -260,8 +261,11 @@ def test_nodes_between_two_operations_are_found_and_read(counted: Any) -> None:
         len(made[graph]),
     )
     plugin = Conditionals(driver)
-    capture = CudaCapture(device=GPU, stream=5, graph=ROOT)
-    found, read = plugin.gaps(capture), []
+    driver.answers["cuStreamGetCaptureInfo"] = lambda stream: (1, 9, ROOT, [], [], 0)
+    # What the driver adopts names the same graph by another object.
+    capture = CudaCapture(device=GPU, stream=5, graph=object())
+    found, read = plugin.gaps(5), []
+    found.follow(capture)
 
     def words(work: Any, nodes: Any) -> set[int]:
         read.extend(nodes)
@@ -291,10 +295,21 @@ def test_nodes_of_a_broken_capture_are_not_counted(counted: Any) -> None:
     plugin = Conditionals(driver)
     counted[ROOT] = None
     driver.__dict__["cuGraphGetNodes"] = lambda graph, count=0: (900, None, None)
-    found = plugin.gaps(CudaCapture(device=GPU, stream=5, graph=ROOT))
+    driver.answers["cuStreamGetCaptureInfo"] = lambda stream: (2, 9, ROOT, [], [], 0)
+    found = plugin.gaps(5)
     found.look()
     found.pass_over()
     assert not found
+
+
+def test_a_capture_that_is_broken_already_has_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, asked = Driver(13000), []
+    driver.answers["cuStreamGetCaptureInfo"] = lambda stream: (2, 0, None, None, None, 0)
+    monkeypatch.setattr(gaps, "counter", lambda: lambda function, graph: asked.append(graph) or -1)
+    monkeypatch.setattr(gaps, "address", lambda work, name: 7)
+    found = Conditionals(driver).gaps(5)
+    found.look()
+    assert (bool(found), set(asked)) == (False, {0})
 
 
 def test_an_adopted_capture_makes_a_pool_when_it_wants_one() -> None:

@@ -25,6 +25,9 @@ ASKED = {
 class NoGaps:
     """A capture without foreign work."""
 
+    def follow(self, capture):
+        pass
+
     def look(self):
         pass
 
@@ -73,7 +76,8 @@ class Native:
         if capture.bodies and self.poison:
             capture.poisoned = self.poison
 
-    def gaps(self, capture):
+    def gaps(self, stream):
+        assert stream in self.world.capturing
         return NoGaps()
 
     def bury(self, capture, error=None):

@@ -6,7 +6,7 @@ from types import TracebackType
 
 from .errors import ArgumentTypeError, TensorplayError
 from .graph import CUDAGraph
-from .protocols import CaptureMode, CaptureOptions
+from .protocols import CaptureMode
 
 __all__ = ["graph"]
 
@@ -73,18 +73,14 @@ class graph:
         self._graph = cuda_graph
         self._device = device
         self._begin = (pool, capture_error_mode, stream)
-        self._options = CaptureOptions(
-            track_operands=track_operands,
-            check_input_liveness=check_input_liveness,
-            enable_annotations=enable_annotations,
-        )
+        self._options = (track_operands, check_input_liveness, enable_annotations)
         self._allow_empty = allow_empty
 
     def __enter__(self) -> CUDAGraph:
         if self._device is not None:
             self._graph._move(self._device)
         try:
-            self._graph._begin(*self._begin, self._options)
+            self._graph._begin(*self._begin, *self._options)
         except Exception:
             raise
         except BaseException as error:

@@ -260,8 +260,8 @@ class CUDAGraph(InspectionMethods):
         )
 
     def __del__(self) -> None:
-        if "_lock" not in self.__dict__:  # It never finished __init__: there is nothing to end.
-            return
+        if self.__dict__.get("_shared_pool") is None and self.__dict__.get("_capture") is None:
+            return  # It is empty, or never finished __init__: there is nothing to end.
         launch = self.__dict__.get("replay")
         if launch is not None and sys.getrefcount(launch) > self._references:
             # `make().replay()`, or a `g.replay` that was kept: its holder means to launch it yet.

@@ -24,6 +24,7 @@ class SharedPool:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._pool: Pool | None = None
+        self._key: tuple[str, Hashable] = (runtime.name, None)
         self._retired = False
 
     @property
@@ -42,10 +43,6 @@ class SharedPool:
         """The device of its memory."""
         return self.pool.device
 
-    @property
-    def _key(self) -> tuple[str, Hashable]:
-        return self.runtime.name, self.id
-
     def statistics(self) -> PoolStatistics:
         """Memory of the pool now, in bytes."""
         return self.runtime.pool_statistics(self.pool)
@@ -53,7 +50,7 @@ class SharedPool:
     def take(self, pool: Pool) -> None:
         """Holds ``pool``."""
         with _lock:
-            self._pool = pool
+            self._pool, self._key = pool, (self.runtime.name, pool.id)
             _shares.setdefault(self._key, set()).add(self)
 
     def release(self) -> None:

@@ -91,10 +91,16 @@ class CaptureMethods(ConditionalMethods, ABC):
             PoolMismatch: The pool is another driver's or on another device.
             CaptureError: The stream cannot capture.
         """
-        self._begin(pool, capture_error_mode, stream, CaptureOptions())
+        self._begin(pool, capture_error_mode, stream)
 
     def _begin(
-        self, pool: object, mode: CaptureMode, stream: object, options: CaptureOptions
+        self,
+        pool: object,
+        mode: CaptureMode,
+        stream: object,
+        track_operands: bool = True,
+        check_input_liveness: bool = False,
+        enable_annotations: bool = False,
     ) -> None:
         if mode not in CAPTURE_MODES:
             raise ArgumentError(
@@ -110,7 +116,7 @@ class CaptureMethods(ConditionalMethods, ABC):
         runtime = self._runtime
         device = self._device if self._device is not None else runtime.resolve_device(None)
         timeline = None
-        if options.enable_annotations:
+        if enable_annotations:
             runtime.require("graph_mark", "recording annotations")
             timeline = Timeline(runtime.graph_mark, scopes.current_scope())
         begun: list[Capture] = []
@@ -126,9 +132,9 @@ class CaptureMethods(ConditionalMethods, ABC):
                 shared.pool,
                 mode,
                 CaptureOptions(
-                    track_operands=options.track_operands,
-                    check_input_liveness=options.check_input_liveness,
-                    enable_annotations=options.enable_annotations,
+                    track_operands=track_operands,
+                    check_input_liveness=check_input_liveness,
+                    enable_annotations=enable_annotations,
                     generators=self._generators,
                     timeline=timeline,
                     begun=begun,

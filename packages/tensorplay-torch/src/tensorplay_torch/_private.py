@@ -79,6 +79,7 @@ PRIVATE: dict[str, Private] = {
         "_cuda_getCurrentRawStream", "replays on the current stream cost 5 µs more"
     ),
     "synchronize": _find("_cuda_synchronize", "captures take 5 µs longer"),
+    "get_device": _find("_cuda_getDevice", "captures take 5 µs longer"),
     "get_stream": _find("_cuda_getCurrentStream", "captures take 40 µs longer"),
     "set_stream": _find("_cuda_setStream", "captures take 40 µs longer"),
     "begin_allocate_stream": _find(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -14,10 +14,10 @@ from tensorplay_core.errors import CaptureError, CaptureInvalidated
 from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
 from tensorplay_core.runtime import Runtime
 from tensorplay_torch.resources.bases import Bases, cuda_driver
-from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.devices import index_of, is_current
 from tensorplay_torch.resources.generators import Generators, checked
 from tensorplay_torch.resources.memory import Segments
-from tensorplay_torch.resources.pools import Native, TorchPool, release_bodies
+from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import Lane, SideStreams, current_handle
 from tensorplay_torch.tracking.surroundings import Entered
 
@@ -61,7 +61,7 @@ class OpenCapture:
         self.base, self.stream, self.pool, self.watch = base, stream, pool, watch
         self.device: torch.device = pool.device
         self.adopted: Capture | None = None
-        self.begun: Counter[Native] = Counter()
+        self.begun: Begun = defaultdict(int)
         self.open_bodies: list[ExitStack] = []
         self._streams = streams
         self._body_natives: dict[int, tuple[Native, Native]] = {}
@@ -71,6 +71,7 @@ class OpenCapture:
         """See above: the driver beneath has work to do for a capture with bodies only."""
         if self.adopted is None:
             self.adopted = self.base.graph_adopt(self.stream, OWNER)
+            self.watch.follow(self.adopted)
         return self.adopted
 
     @property
@@ -222,8 +223,10 @@ def begin(
     if not torch.cuda.is_initialized():
         torch.cuda.init()
     # Before anything waits: that would break the other capture.
-    is_capturing = cuda_driver(base).is_capturing
-    if torch.cuda.is_current_stream_capturing() or is_capturing(current_handle(pool.device)):
+    is_capturing, elsewhere = cuda_driver(base).is_capturing, not is_current(pool.device)
+    if is_capturing(current_handle(pool.device)) or (
+        elsewhere and torch.cuda.is_current_stream_capturing()
+    ):
         raise _refused(stream, "this thread's current stream is capturing already")
     if is_capturing(handle):
         raise _refused(stream, "it is capturing already")
@@ -274,7 +277,7 @@ def _begin_torch(
         entered=entered,
     )
     try:
-        watch.start(lambda: ForeignWork(cuda_driver(base).gaps(capture.inner)))
+        watch.start(lambda: ForeignWork(cuda_driver(base).gaps(capture.stream)))
     except BaseException as error:
         watch.undo()
         broken = not ended(graph)

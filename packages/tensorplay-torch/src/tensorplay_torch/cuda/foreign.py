@@ -38,7 +38,7 @@ class ForeignWork:
 
     def __init__(self, gaps: Gaps) -> None:
         self.words: set[int] = set()
-        self.look, self.pass_over = gaps.look, gaps.pass_over
+        self.look, self.pass_over, self.follow = gaps.look, gaps.pass_over, gaps.follow
         self._gaps = gaps
 
     def __bool__(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -20,7 +19,7 @@ from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.resources.bases import Bases, NativeExecutable, cuda_driver
 from tensorplay_torch.resources.devices import index_of, wait_for
 from tensorplay_torch.resources.generators import Generators
-from tensorplay_torch.resources.pools import Native, TorchPool, release_bodies
+from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import as_torch_stream, current_handle
 
 from .watch import Watch
@@ -46,7 +45,7 @@ class Captured:
         self,
         graph: torch.cuda.CUDAGraph,
         pool: TorchPool,
-        bodies: Counter[Native],
+        bodies: Begun,
         generators: Generators,
         watch: Watch,
     ) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import StaleGraph, TensorplayError
-from tensorplay_core.protocols import CaptureOptions
+from tensorplay_core.protocols import Capture, CaptureOptions
 from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.tracking.annotated import BackwardScopes
 from tensorplay_torch.tracking.culprit import name_of
@@ -87,6 +87,11 @@ class Watch:
             looking.append(self._random)
         if looking:
             self._on(CaptureDispatch(looking, explain=of_operation))
+
+    def follow(self, capture: Capture) -> None:
+        """The driver beneath adopted the capture, which may have bodies from now on."""
+        if self._foreign is not None:
+            self._foreign.follow(capture)
 
     def stop(self) -> None:
         """Stops. Idempotent.

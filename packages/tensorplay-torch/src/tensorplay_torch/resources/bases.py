@@ -50,8 +50,8 @@ class CudaDriver(Protocol):
         """The last step of discarding an adopted capture."""
         ...
 
-    def gaps(self, capture: Capture) -> Gaps:
-        """Looks for foreign nodes of an adopted capture."""
+    def gaps(self, stream: int) -> Gaps:
+        """Looks for foreign nodes of the capture on a stream."""
         ...
 
     def staged(
@@ -76,6 +76,10 @@ class CudaDriver(Protocol):
 
 class Gaps(Protocol):
     """Nodes of a capture that no operation was seen to make."""
+
+    def follow(self, capture: Capture) -> None:
+        """Looks into bodies of the same capture, now that it is adopted."""
+        ...
 
     def look(self) -> None:
         """Finds the nodes that came since the last look or passing."""

@@ -8,7 +8,7 @@ from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 from tensorplay_core.signature import a_type
 from tensorplay_torch._private import PRIVATE
 
-__all__ = ["index_of", "resolve_device", "stream_handle", "wait_for"]
+__all__ = ["current_index", "index_of", "is_current", "resolve_device", "stream_handle", "wait_for"]
 
 CPU = torch.device("cpu")
 MOST = 127
@@ -61,10 +61,21 @@ def index_of(device: torch.device) -> int:
     return device.index
 
 
+def current_index() -> int:
+    """Ordinal of this thread's current CUDA device, once torch has initialised CUDA."""
+    found: int = (PRIVATE["get_device"].value or torch.cuda.current_device)()
+    return found
+
+
+def is_current(device: torch.device) -> bool:
+    """True if a CUDA device is this thread's current one, once torch has initialised CUDA."""
+    return current_index() == device.index
+
+
 def wait_for(device: torch.device) -> None:
     """Waits for a CUDA device. torch's way makes it current first, and that takes longer."""
     fast = PRIVATE["synchronize"].value
-    if fast is not None and torch.cuda.current_device() == index_of(device):
+    if fast is not None and is_current(device):
         fast()
     else:
         torch.cuda.synchronize(device)

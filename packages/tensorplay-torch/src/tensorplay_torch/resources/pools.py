@@ -8,7 +8,7 @@ import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .streams import Lane
 
 __all__ = [
+    "Begun",
     "Native",
     "NoSpares",
     "PoolRegistry",
@@ -36,6 +37,10 @@ __all__ = [
     "routed",
     "routed_body",
 ]
+
+
+Begun: TypeAlias = defaultdict[Native, int]
+"""How often a capture began to allocate from which native ids."""
 
 
 class TorchPool:
@@ -258,7 +263,7 @@ def new_native() -> Native:
 
 
 @contextmanager
-def routed(pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[None]:
+def routed(pool: TorchPool, native: Native, begun: Begun) -> Iterator[None]:
     """Allocations of the stream current at entry come from ``native`` while entered.
 
     It goes by stream, not by thread, because the autograd engine allocates from threads of its
@@ -269,9 +274,7 @@ def routed(pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[
 
 
 @contextmanager
-def routed_body(
-    pool: TorchPool, natives: tuple[Native, Native], begun: Counter[Native]
-) -> Iterator[None]:
+def routed_body(pool: TorchPool, natives: tuple[Native, Native], begun: Begun) -> Iterator[None]:
     """As ``routed``, from the first of two ids, for the body of a conditional.
 
     What this thread allocates on other streams, forked inside the body, comes from the second:
@@ -286,7 +289,7 @@ def routed_body(
 
 
 @contextmanager
-def _routed(how: str, pool: TorchPool, native: Native, begun: Counter[Native]) -> Iterator[None]:
+def _routed(how: str, pool: TorchPool, native: Native, begun: Begun) -> Iterator[None]:
     index = index_of(pool.device)
     begin = required(how, "routing allocations")
     end = required("end_allocate", "routing allocations")
@@ -301,12 +304,15 @@ def _routed(how: str, pool: TorchPool, native: Native, begun: Counter[Native]) -
         end(index, native)
 
 
-def release_bodies(pool: TorchPool, begun: Counter[Native]) -> None:
+def release_bodies(pool: TorchPool, begun: Begun) -> None:
     """Gives back what ``routed`` began; the memory returns with the last tensor in it."""
+    if not begun:
+        return
     release = PRIVATE["release_pool"].value
     if release is not None:
-        for native in begun.elements():
-            release(index_of(pool.device), native)
+        for native, times in begun.items():
+            for _ in range(times):
+                release(index_of(pool.device), native)
     pool.bodies.subtract(begun)
     pool.bodies += Counter()  # Drops those that nothing is counted for any more.
     begun.clear()

@@ -54,13 +54,13 @@ class Bindings:
 
     def stop(self) -> None:
         """Stops. Idempotent."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        for number, hook in list(_hooks().items()):
-            # An interrupt came before its handle was there.
-            if hook == self._stepping:
-                del _hooks()[number]
+        hooks, handle = _hooks(), self._hook
+        self._hook = None
+        # By what it is, not by its handle: an interrupt may have come before that was there.
+        for number in [number for number, hook in hooks.items() if hook == self._stepping]:
+            del hooks[number]
+        if handle is not None and not hooks:
+            handle.remove()
 
     def leaf(self, tensor: torch.Tensor) -> None:
         """``tensor`` is used; if it is a leaf, its ``.grad`` is remembered."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from tensorplay_torch._private import PRIVATE
-from tensorplay_torch.resources.devices import index_of
+from tensorplay_torch.resources.devices import current_index, index_of
 from tensorplay_torch.resources.streams import Current
 
 from . import turns
@@ -17,11 +18,15 @@ from . import turns
 __all__ = ["Entered", "Surroundings", "steady_streams"]
 
 
-SWITCHES = {
-    name: (PRIVATE[f"set_{name}"].value, PRIVATE[name].value)
-    for name in ("override_stale_stream", "warn_of_streams")
-}
-"""What sets and what reads each of torch's switches, None where torch has none."""
+def _switches() -> Iterator[tuple[Callable[[bool], object], Callable[[], object], bool]]:
+    """Of torch's switches: what sets one, what reads it, and how captures want it."""
+    for name, wanted in (("override_stale_stream", True), ("warn_of_streams", False)):
+        write, read = PRIVATE[f"set_{name}"].value, PRIVATE[name].value
+        if write is not None:
+            yield write, read or partial(bool, not wanted), wanted
+
+
+SWITCHES = tuple(_switches())
 
 
 class Surroundings:
@@ -59,16 +64,19 @@ class _Streams:
     say in which streams captures and their warm-ups run on.
     """
 
-    __slots__ = ("_override", "_warn")
+    __slots__ = ("_before",)
 
     def __init__(self) -> None:
-        self._override = _switch("override_stale_stream", True, default=False)
-        self._warn = _switch("warn_of_streams", False, default=True)
+        self._before = [bool(read()) for _, read, _ in SWITCHES]
+        for (write, _, wanted), before in zip(SWITCHES, self._before, strict=True):
+            if before != wanted:
+                write(wanted)
 
     def restore(self) -> None:
         """Puts that back."""
-        _switch("override_stale_stream", self._override, default=False)
-        _switch("warn_of_streams", self._warn, default=True)
+        for (write, read, wanted), before in zip(SWITCHES, self._before, strict=True):
+            if before != wanted or bool(read()) != before:
+                write(before)
 
 
 @contextmanager
@@ -82,17 +90,6 @@ def steady_streams(device: torch.device) -> Iterator[None]:
         yield
     finally:
         before.restore()
-
-
-def _switch(name: str, on: bool, *, default: bool) -> bool:
-    """Sets one of torch's switches of that name, if it has it; returns what it was."""
-    write, read = SWITCHES[name]
-    if write is None:
-        return default
-    before = bool(read()) if read is not None else default
-    if before != on:
-        write(on)
-    return before
 
 
 class Entered:
@@ -110,7 +107,7 @@ class Entered:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         turns.take(stream)
         self._settings, self._streams = Surroundings(), _Streams()
-        self._index, self._device = index_of(stream.device), torch.cuda.current_device()
+        self._index, self._device = index_of(stream.device), current_index()
         self._stream = Current(stream)
         try:
             if self._device != self._index:
@@ -122,7 +119,7 @@ class Entered:
 
     def here(self) -> AbstractContextManager[Any]:
         """Makes the capture's device and stream current, if the user made others so."""
-        if torch.cuda.current_device() == self._index and self._stream.is_current():
+        if current_index() == self._index and self._stream.is_current():
             return nullcontext()
         return torch.cuda.stream(self._stream.stream)
 

@@ -226,30 +226,32 @@ class CudaTemplate:
 
     Args:
         work: The driver.
-        capture: What it came from.
+        device: Where it was captured.
         graph: The native graph.
         owner: Who destroys it; None if this object does. It is kept alive.
+        capture: What it came from; None if this driver knows of nothing but the graph.
     """
 
-    def __init__(self, work: Work, capture: CudaCapture, graph: Any, owner: object = None) -> None:
-        self.device = capture.device
-        self.owned = capture.owned
+    def __init__(
+        self,
+        work: Work,
+        device: CudaDevice,
+        graph: Any,
+        owner: object = None,
+        capture: CudaCapture | None = None,
+    ) -> None:
+        self.device = device
+        self.owned = Owned() if capture is None else capture.owned
         self.graph = graph
-        self.branches = {
-            int(found.node): Branches(
-                found.kind.value, tuple((body.role, body.graph) for body in found.bodies)
-            )
-            for one in capture.conditionals
-            for found in one.walk()
-        }
-        self.subject = f"graph {int(graph):#x} on {capture.device}"
+        self.branches = {} if capture is None else _branches(capture)
+        self.subject = f"graph {int(graph):#x} on {device}"
         self._nodes: list[Any] | None = None
         self._count: int | None = None
         self._owner = owner
         self._work = work
         self._end: weakref.finalize[Any, Any] | None = None
         if owner is None:
-            self._end = weakref.finalize(self, _destroy_graph, work, capture.device, graph)
+            self._end = weakref.finalize(self, _destroy_graph, work, device, graph)
             self._end.atexit = False
         self.closed = False
 
@@ -315,9 +317,19 @@ class CudaTemplate:
             self._end()
 
 
+def _branches(capture: CudaCapture) -> dict[int, Branches]:
+    return {
+        int(found.node): Branches(
+            found.kind.value, tuple((body.role, body.graph) for body in found.bodies)
+        )
+        for one in capture.conditionals
+        for found in one.walk()
+    }
+
+
 def _destroy_graph(work: Work, device: CudaDevice, graph: Any) -> None:
     def destroy() -> None:
-        with work.relaxed(), work.activated(device):
+        with work.inside(device):
             work.cu.cuGraphDestroy(graph, about=f"graph {int(graph):#x} on {device}")
 
     reclaim.dispose(destroy)

@@ -93,7 +93,7 @@ class Captures(Pools):
 
     def _wait_before(self, device: CudaDevice, handle: int) -> None:
         """Waits for what was issued before: for the device, or beside captures for two streams."""
-        with self.relaxed(), self.activated(device):
+        with self.inside(device):
             if not self.captures:
                 self.cu.cuCtxSynchronize(about=str(device))
                 return
@@ -152,7 +152,7 @@ class Captures(Pools):
             if code:
                 # The graph went with the capture: there is nothing left to destroy.
                 raise failure(self.native, "cuStreamEndCapture", int(code), about=repr(capture))
-            return CudaTemplate(self, capture, graph)
+            return CudaTemplate(self, capture.device, graph, capture=capture)
         finally:
             self._leave(capture)
 
@@ -169,10 +169,9 @@ class Captures(Pools):
         """
         native = self.native.CUgraph(int(graph))
         if capture is None:
-            alone = CudaCapture(device=CudaDevice(device), stream=0, graph=native)
-            return CudaTemplate(self, alone, native, owner)
+            return CudaTemplate(self, CudaDevice(device), native, owner)
         try:
-            return CudaTemplate(self, capture, native, owner)
+            return CudaTemplate(self, capture.device, native, owner, capture)
         finally:
             self._leave(capture)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +16,7 @@ from tensorplay_core.signature import a_type
 
 from . import floors
 from .bindings import Calls
+from .hot import Hot, hot_calls
 
 __all__ = ["Contexts", "CudaDevice", "obstacle"]
 
@@ -69,8 +71,15 @@ class Contexts:
         self.cu.cuInit(0)
         self.version: int = self.cu.cuDriverGetVersion()
         self.device_count: int = self.cu.cuDeviceGetCount()
+        mode = self.native.CUstreamCaptureMode
+        self.relaxed_mode = mode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._contexts: dict[int, Any] = {}
         self._contexts_lock = threading.Lock()
+
+    @cached_property
+    def hot(self) -> Hot:
+        """The calls of the hot path."""
+        return hot_calls(self.cu)
 
     def context(self, device: int) -> Any:
         """The primary context of a device."""
@@ -101,12 +110,15 @@ class Contexts:
 
         For what belongs to no stream (allocating, loading code), and so cannot be recorded anyway.
         """
-        mode = self.native.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        before = self.cu.cuThreadExchangeStreamCaptureMode(mode)
+        before = self.cu.cuThreadExchangeStreamCaptureMode(self.relaxed_mode)
         try:
             yield
         finally:
             self.cu.cuThreadExchangeStreamCaptureMode(before)
+
+    def inside(self, device: int) -> Inside:
+        """Both at once: ``relaxed``, and the device's context current."""
+        return Inside(self, device)
 
     def current_device(self) -> CudaDevice:
         """The device whose context is current in this thread; the first one if none is."""
@@ -175,6 +187,40 @@ class Contexts:
             there = self.version >= floor
             facts[what] = "native" if there else f"{otherwise} below {floors.spelled(floor)}"
         return facts
+
+
+class Inside:
+    """As ``relaxed`` and ``activated`` one in the other, for what is done often.
+
+    A context that is current already is left as it is.
+    """
+
+    __slots__ = ("_before", "_contexts", "_device", "_pushed")
+
+    def __init__(self, contexts: Contexts, device: int) -> None:
+        self._contexts, self._device = contexts, device
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        contexts, device = self._contexts, self._device
+        own, relaxed = contexts.context(device), contexts.relaxed_mode
+        self._before = contexts.cu.cuThreadExchangeStreamCaptureMode(relaxed)
+        if contexts.hot.context() == int(own):
+            return
+        try:
+            contexts.cu.cuCtxPushCurrent(own, about=f"cuda:{int(device)}")
+        except BaseException:
+            contexts.cu.cuThreadExchangeStreamCaptureMode(self._before)
+            raise
+        self._pushed = True
+
+    def __exit__(self, *error: object) -> None:
+        cu = self._contexts.cu
+        try:
+            if self._pushed:
+                cu.cuCtxPopCurrent(about=f"cuda:{int(self._device)}")
+        finally:
+            cu.cuThreadExchangeStreamCaptureMode(self._before)
 
 
 def _named(device: object) -> tuple[str, int | None]:

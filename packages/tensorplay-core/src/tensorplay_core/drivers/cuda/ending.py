@@ -24,7 +24,7 @@ def drain(work: Work, native: Any, device: CudaDevice) -> None:
     (so the driver's documentation of cuGraphUpload): waiting for one waits for them all.
     """
     about, service = f"executable {int(native):#x} on {device}", work.service(device)
-    with work.relaxed(), work.activated(device):
+    with work.inside(device):
         work.cu.cuGraphUpload(native, service, about=about)
         work.cu.cuStreamSynchronize(service, about=about)
 
@@ -52,7 +52,7 @@ def end(
             # A context lost to a failed kernel has nothing left to wait for.
             log.exception("waiting for the last launches of a graph failed")
         if owner is None:
-            with work.relaxed(), work.activated(device):
+            with work.inside(device):
                 work.cu.cuGraphExecDestroy(native, about=f"executable {int(native):#x}")
         owner = kept = None
 

@@ -77,6 +77,8 @@ class CudaExecutable:
         self._work, self._owner = work, owner
         self._order: Order | None = None
         self._retired: list[tuple[Event | None, Owned]] = []
+        # What earlier templates own, too: their last launches may be waited for at the end only.
+        self._kept: list[Any] = [template.owned, self._retired]
         self._call: Call = work.hot.launch
         self.elsewhere: Callable[[Any], bool] | None = None
         if work.device_count > 1:
@@ -89,19 +91,13 @@ class CudaExecutable:
             work, native, self._call, self.turn, self.current, self
         )
         self.launch, self._rebind = direct(work, self, launch, rebind, failed)
-        self._finish = self._finaliser()
+        self._finish = weakref.finalize(
+            self, end, work, native, self._owner, self._kept, self.device
+        )
+        self._finish.atexit = False
 
     def __repr__(self) -> str:
         return f"<{self.subject}>"
-
-    def _finaliser(self) -> weakref.finalize[Any, Any]:
-        # What earlier templates own, too: their last launches may be waited for at the end only.
-        kept = (self.template.owned, self._retired)
-        finaliser = weakref.finalize(
-            self, end, self._work, self.native, self._owner, kept, self.device
-        )
-        finaliser.atexit = False
-        return finaliser
 
     def order(self) -> Order:
         """Orders launches of this executable with those of others over the same buffers.
@@ -191,14 +187,12 @@ class CudaExecutable:
         What it ran before may still be running: that is kept until an event says otherwise, or
         its owner, who has to wait for the same.
         """
-        self._retired.append((self._mark() if self._owner is None else None, self.template.owned))
-        self.template = template
+        self._retired.append((self._mark() if self._owner is None else None, self._kept[0]))
+        self.template, self._kept[0] = template, template.owned
         self.generation += 1
         for dependent in list(self.dependents):
             dependent.retire()
         self.dependents.clear()
-        self._finish.detach()
-        self._finish = self._finaliser()
 
     def settle(self, wait: Callable[[], object]) -> None:
         """Its owner waits for all launches so far: lets go of what only earlier ones used."""
@@ -212,7 +206,7 @@ class CudaExecutable:
         """An event after all launches so far; lets go of what others have passed."""
         work, event = self._work, Event(self._work, self.device)
         service = work.service(self.device)
-        with work.relaxed(), work.activated(self.device):
+        with work.inside(self.device):
             passed = work.cu.raw("cuEventQuery")
             self._retired[:] = [
                 one for one in self._retired if one[0] is None or passed(one[0].native)[0]
@@ -245,7 +239,7 @@ class CudaExecutable:
             end(*finish[2], idle=True)
         else:
             self._finish()
-        self._retired = []
+        self._retired, self._kept = [], []
         self._order = self._owner = None
 
 

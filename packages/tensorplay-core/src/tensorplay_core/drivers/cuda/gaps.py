@@ -6,7 +6,7 @@ each operation and passes over what is there after it: what it finds in between 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorplay_core.compiled import counter
@@ -15,7 +15,7 @@ from . import operands
 from .addresses import address
 
 if TYPE_CHECKING:
-    from .captures import CudaCapture
+    from .captures import Body, CudaCapture
     from .work import Work
 
 __all__ = ["Gaps"]
@@ -34,11 +34,13 @@ class Gaps:
 
     Args:
         work: The driver.
-        capture: The outermost; work of the body that is open in it is looked at.
+        graph: What the work of the outermost capture goes into.
+        about: What that is called.
     """
 
-    def __init__(self, work: Work, capture: CudaCapture) -> None:
-        self._work, self._capture = work, capture
+    def __init__(self, work: Work, graph: Any, about: str) -> None:
+        self._work, self._root, self._about = work, graph, about
+        self._bodies: Sequence[Body] = ()
         self._number = _counts(work)
         self._known: dict[int, int] = {}
         self._spans: list[_Span] = []
@@ -46,6 +48,10 @@ class Gaps:
     def __bool__(self) -> bool:
         """True if any node was found."""
         return bool(self._spans)
+
+    def follow(self, capture: CudaCapture) -> None:
+        """Looks into the bodies of ``capture``, which is this one as the driver adopted it."""
+        self._bodies = capture.open
 
     def look(self) -> None:
         """Finds the nodes that came since the last look or passing."""
@@ -70,12 +76,11 @@ class Gaps:
         return operands.mentioned_by(self._work, nodes)
 
     def _of(self, graph: Any) -> list[Any]:
-        return self._work.cu.nodes(graph, about=repr(self._capture))
+        return self._work.cu.nodes(graph, about=self._about)
 
     def _graph(self) -> Any:
-        capture = self._capture
         # The same object each time, by which it is known.
-        return capture.open[-1].graph if capture.open else capture.graph
+        return self._bodies[-1].graph if self._bodies else self._root
 
     def _count(self, graph: Any) -> int:
         count = self._number(graph)
@@ -86,7 +91,7 @@ class Gaps:
 def _counts(work: Work) -> Callable[[Any], int | None]:
     """What counts the nodes of a graph, as cheaply as can be; it says None of a broken one."""
     number = counter()
-    if number is None or work.hot.handle is not int:
+    if number is None:
         read = work.cu.raw("cuGraphGetNodes")
 
         def asked(graph: Any) -> int | None:

@@ -87,7 +87,7 @@ class Graphs(Captures):
         return CudaExecutable(self, template, native, current=current, owner=owner)
 
     def _instantiated(self, template: CudaTemplate) -> Any:
-        with self.relaxed(), self.activated(template.device):
+        with self.inside(template.device):
             code, native = self.cu.raw("cuGraphInstantiate")(template.graph, 0)
             if not code:
                 return native
@@ -137,9 +137,12 @@ class Graphs(Captures):
         """Every 64-bit value in the parameters of the work captured so far; see ``operands``."""
         return operands.mentioned(self, capture)
 
-    def gaps(self, capture: CudaCapture) -> Gaps:
-        """Finds nodes that a framework was not seen to make."""
-        return Gaps(self, capture)
+    def gaps(self, stream: int) -> Gaps:
+        """Finds nodes of the capture on ``stream`` that a framework was not seen to make."""
+        about = f"the capture on stream {stream:#x}"
+        _, _, graph, *_ = self.cu.cuStreamGetCaptureInfo(stream, about=about)
+        # A capture that is broken already has none, and no nodes.
+        return Gaps(self, self.native.CUgraph(0) if graph is None else graph, about)
 
     @hookimpl
     def tensorplay_graph_dot(self, template: CudaTemplate, verbose: bool) -> str:

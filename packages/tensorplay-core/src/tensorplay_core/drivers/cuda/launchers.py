@@ -153,7 +153,7 @@ class Embedded:
     ) -> tuple[Any, Any, list[tuple[Table, int, int, Any]]]:
         work, about = kernels.work, f"a staged copy of {executable.template.subject}"
         calls, count = work.cu, len(results)
-        with work.relaxed(), work.activated(executable.device):
+        with work.inside(executable.device):
             graph = calls.cuGraphClone(executable.template.live().graph, about=about)
             try:
                 nodes, edges = calls.nodes(graph, about=about), calls.edges(graph, about=about)
@@ -263,7 +263,7 @@ def _destroy(work: Work, device: CudaDevice, native: Any, graph: Any, kept: obje
         except TensorplayError:
             # A context lost to a failed kernel has nothing left to wait for.
             log.exception("waiting for the last staged launches of a graph failed")
-        with work.relaxed(), work.activated(device):
+        with work.inside(device):
             work.cu.cuGraphExecDestroy(native, about="a staged executable")
             work.cu.cuGraphDestroy(graph, about="a staged graph")
         kept = None

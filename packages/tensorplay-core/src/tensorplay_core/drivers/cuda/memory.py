@@ -35,7 +35,7 @@ class Memory:
             PoolExhausted: The device has no memory left.
         """
         contexts = self._contexts
-        with contexts.relaxed(), contexts.activated(device):
+        with contexts.inside(device):
             address = int(contexts.cu.cuMemAlloc(max(nbytes, 1), about=about))
         with self._lock:
             self.held_bytes += nbytes
@@ -48,7 +48,7 @@ class Memory:
             contexts = self._contexts
             with self._lock:
                 self.held_bytes -= nbytes
-            with contexts.relaxed(), contexts.activated(device):
+            with contexts.inside(device):
                 contexts.cu.cuMemFree(address, about=f"memory of {device}")
 
         reclaim.dispose(free)

@@ -35,7 +35,7 @@ class Module:
         self._functions: weakref.WeakValueDictionary[str, Function] = weakref.WeakValueDictionary()
         # A PTX image ends with a zero byte; a binary one says itself how long it is.
         terminated = image if image.startswith((b"\x7fELF", b"\x50\xed")) else image + b"\0"
-        with contexts.relaxed(), contexts.activated(device):
+        with contexts.inside(device):
             native = contexts.cu.cuModuleLoadData(terminated, about=f"a module on {device}")
         self.native = native
         end = weakref.finalize(self, _unload, contexts, device, native)
@@ -55,7 +55,7 @@ class Module:
 
 def _unload(contexts: Contexts, device: CudaDevice, native: Any) -> None:
     def unload() -> None:
-        with contexts.relaxed(), contexts.activated(device):
+        with contexts.inside(device):
             contexts.cu.cuModuleUnload(native, about=f"a module on {device}")
 
     reclaim.dispose(unload)
@@ -74,7 +74,7 @@ class Function:
     def __init__(self, module: Module, name: str) -> None:
         contexts = module._contexts
         about = f"kernel {name!r}"
-        with contexts.relaxed(), contexts.activated(module.device):
+        with contexts.inside(module.device):
             self.native = contexts.cu.cuModuleGetFunction(module.native, name.encode(), about=about)
             # Lazy loading would do this at the first launch, which may be inside a capture.
             contexts.cu.cuFuncLoad(self.native, about=about)

@@ -86,7 +86,7 @@ class Order:
     def _recorded(self) -> Event:
         work, service = self._work, self._work.service(self._device)
         about = f"executable {int(self.last):#x}"
-        with work.relaxed(), work.activated(self._device):
+        with work.inside(self._device):
             work.cu.cuGraphUpload(self.last, service, about=about)
             work.cu.cuEventRecord(self._own.native, service, about=about)
         return self._own

@@ -84,7 +84,7 @@ class LaunchParameters:
         work, about = self._work, executable.subject
         native = work.cu.cuGraphKernelNodeGetParams(self._node)
         native.kernelParams = ctypes.addressof(array)
-        with executable.turn, work.relaxed(), work.activated(executable.device):
+        with executable.turn, work.inside(executable.device):
             executable.check_open()
             work.cu.cuGraphExecKernelNodeSetParams(
                 executable.native, self._node, native, about=about

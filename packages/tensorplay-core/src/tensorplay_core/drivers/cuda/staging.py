@@ -71,7 +71,6 @@ class StagedLaunch:
         self._spare: list[Event] = []
         self._passed = work.cu.raw("cuEventQuery")
         self._exchange = work.cu.raw("cuThreadExchangeStreamCaptureMode")
-        self._relaxed = work.native.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         executable.dependents.add(self)
 
     def __call__(self, inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
@@ -150,7 +149,7 @@ class StagedLaunch:
         # The last one stays whatever it says: until now it is the order's.
         if len(held) > 1:
             # Asking an event breaks a capture of another thread, unless this one is relaxed.
-            before = self._exchange(self._relaxed)[1]
+            before = self._exchange(self._work.relaxed_mode)[1]
             try:
                 while len(held) > 1 and not self._passed(held[0][0].native)[0]:
                     self._spare.append(held.popleft()[0])

@@ -51,7 +51,7 @@ class Stream:
 
     def __init__(self, work: Work, device: CudaDevice) -> None:
         flags = work.native.CUstream_flags.CU_STREAM_NON_BLOCKING
-        with work.relaxed(), work.activated(device):
+        with work.inside(device):
             native = work.cu.cuStreamCreate(flags, about=f"a stream of {device}")
         self.device = device
         self._work = work
@@ -119,7 +119,7 @@ class Stream:
                 met="it is capturing, so nothing has run that could be waited for",
                 remedy="Wait before the capture or after the replay.",
             )
-        with self._work.relaxed(), self._work.activated(self.device):
+        with self._work.inside(self.device):
             self._work.cu.cuStreamSynchronize(self.handle, about=repr(self))
 
     def abandon(self) -> None:
@@ -136,7 +136,7 @@ class Event:
 
     def __init__(self, work: Work, device: CudaDevice) -> None:
         flags = work.native.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        with work.relaxed(), work.activated(device):
+        with work.inside(device):
             self.native = work.cu.cuEventCreate(flags, about=f"an event of {device}")
         self.device = device
         self._work = work
@@ -165,7 +165,7 @@ class Event:
             CaptureError: It was recorded in a capture.
         """
         work = self._work
-        with work.relaxed(), work.activated(self.device):
+        with work.inside(self.device):
             code = work.cu.raw("cuEventQuery")(self.native)[0]
         if code and code != NOT_READY:
             raise failure(work.native, "cuEventQuery", int(code), about=repr(self))
@@ -178,7 +178,7 @@ class Event:
             CaptureError: It was recorded in a capture.
         """
         work = self._work
-        with work.relaxed(), work.activated(self.device):
+        with work.inside(self.device):
             work.cu.cuEventSynchronize(self.native, about=repr(self))
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Event:
 
 def _destroy(contexts: Contexts, device: CudaDevice, call: str, native: Any) -> None:
     def destroy() -> None:
-        with contexts.relaxed(), contexts.activated(device):
+        with contexts.inside(device):
             getattr(contexts.cu, call)(native, about=f"a handle of {device}")
 
     reclaim.dispose(destroy)

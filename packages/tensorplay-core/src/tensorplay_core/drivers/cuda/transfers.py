@@ -79,7 +79,7 @@ class Transfers(Work):
         raw = ctypes.create_string_buffer(max(origin.nbytes, 1))
         if origin.nbytes:
             service = self.service(device)
-            with self.relaxed(), self.activated(device):
+            with self.inside(device):
                 self.cu.cuMemcpyDtoHAsync(
                     ctypes.addressof(raw), origin.pointer, origin.nbytes, service, about="a read"
                 )
@@ -108,7 +108,7 @@ class Transfers(Work):
         if raw:
             held = (ctypes.c_char * len(raw)).from_buffer(raw)
             service = self.service(array.device)
-            with self.relaxed(), self.activated(array.device):
+            with self.inside(array.device):
                 self.cu.cuMemcpyHtoDAsync(
                     array.pointer, ctypes.addressof(held), len(raw), service, about="a write"
                 )

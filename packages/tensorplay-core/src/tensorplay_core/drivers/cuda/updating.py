@@ -54,7 +54,7 @@ def update(work: Work, executable: CudaExecutable, template: CudaTemplate) -> Up
         DriverCallFailed: The driver failed in another way than by refusing.
     """
     graph = template.live().graph
-    with executable.turn, work.relaxed(), work.activated(executable.device):
+    with executable.turn, work.inside(executable.device):
         executable.check_open()
         watching = template.owned.watched or executable.template.owned.watched
         if watching:

@@ -10,14 +10,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import OperationRefused
 
 from .arrays import DeviceArray, View, itemsize
 from .contexts import Contexts, CudaDevice
-from .hot import Hot, hot_calls
 from .kernels import copy_ptx, predicate_ptx
 from .memory import Allocation, Memory
 from .modules import Arguments, Function, Module, extents
@@ -47,11 +45,6 @@ class Work(Contexts):
         self.addresses: dict[str, int] = {}
         self._services: dict[int, Stream] = {}
         self._shipped: dict[tuple[int, str], Module] = {}
-
-    @cached_property
-    def hot(self) -> Hot:
-        """The calls of the hot path."""
-        return hot_calls(self.cu)
 
     def stream(self, device: object = None) -> Stream:
         """A new non-blocking stream."""
@@ -216,7 +209,7 @@ class Work(Contexts):
         """
         where = self.find_device(device)
         self._refuse("waiting for the device", where)
-        with self.capture_lock, self.relaxed(), self.activated(where):
+        with self.capture_lock, self.inside(where):
             if self.captures:
                 handle = self.handle(None, where)
                 self.cu.cuStreamSynchronize(handle, about=f"stream {handle:#x}")
@@ -235,7 +228,7 @@ class Work(Contexts):
         if array.device is not None:
             return CudaDevice(array.device)
         which = self.native.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        with self.relaxed(), self.activated(self.current_device()):
+        with self.inside(self.current_device()):
             ordinal = self.cu.cuPointerGetAttribute(which, array.pointer, about="an array")
         return CudaDevice(int(ordinal))
 
