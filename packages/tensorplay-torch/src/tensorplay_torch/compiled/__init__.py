@@ -56,6 +56,12 @@ class Parts(Protocol):
     def Modes(self, kind: str, /) -> Callable[[], bool]:
         """Whether autocast on that kind of device and the default dtype are what they are now."""
 
+    def Around(self) -> Callable[[], None]:
+        """Puts back this thread's grad mode and autocast, as they are now.
+
+        The copies of parameters that autocast keeps are dropped now and then.
+        """
+
     def All(
         self, checks: Sequence[Callable[[], object]], otherwise: Callable[[], bool], /
     ) -> Callable[[], bool]:
@@ -76,6 +82,22 @@ class Parts(Protocol):
 
         ``long_way`` serves what is unusual, ``functions`` are those that ``track`` names,
         ``current`` returns the current stream of ``device``.
+        """
+
+    def born(
+        self,
+        result: object,
+        known: dict[int, bool],
+        held: list[int],
+        written: dict[int, int],
+        clock: int,
+        /,
+    ) -> Sequence[Any]:
+        """Takes in the storages of ``result`` that are no keys of ``known``, by their addresses.
+
+        Each becomes one there with True, and in ``written`` with ``clock``, and is added to
+        ``held``, as what its ``_weak_ref`` returned. What is not of torch's own classes is left,
+        and returned.
         """
 
     def connect(

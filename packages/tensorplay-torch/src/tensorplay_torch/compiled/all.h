@@ -2,50 +2,10 @@
 #pragma once
 
 #include "forms.h"
+#include "modes.h"
 #include "same.h"
 
-#include <ATen/autocast_mode.h>
-#include <c10/core/DefaultDtype.h>
-
-
 namespace tensorplay {
-
-// Modes(kind): whether this thread's autocast on that kind of device, and the default dtype, are
-// what they were.
-struct Modes {
-  c10::DeviceType kind;
-  bool enabled;
-  at::ScalarType dtype;
-  caffe2::TypeMeta usual;
-
-  explicit Modes(PyObject* args) : kind(named(only(args))) {
-    enabled = at::autocast::is_autocast_enabled(kind);
-    dtype = at::autocast::get_autocast_dtype(kind);
-    usual = c10::get_default_dtype();
-  }
-
-  static c10::DeviceType named(PyObject* name) {
-    const char* found = PyUnicode_AsUTF8(name);
-    if (found == nullptr) raise();
-    return c10::Device(found).type();
-  }
-
-  bool holds() const {
-    return c10::get_default_dtype() == usual &&
-           at::autocast::is_autocast_enabled(kind) == enabled &&
-           (!enabled || at::autocast::get_autocast_dtype(kind) == dtype);
-  }
-
-  PyObject* call(Given given) const {
-    given.expect(0);
-    return PyBool_FromLong(holds());
-  }
-
-  template <class Show>
-  int visit(Show&) const {
-    return 0;
-  }
-};
 
 // All(checks, otherwise): True if all checks say yes, else what `otherwise()` says.
 struct All {

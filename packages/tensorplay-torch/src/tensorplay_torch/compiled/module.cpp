@@ -4,6 +4,7 @@
 #include "all.h"
 #include "calls.h"
 #include "forms.h"
+#include "modes.h"
 #include "rail.h"
 #include "same.h"
 #include "strangers.h"
@@ -12,6 +13,7 @@ using namespace tensorplay;
 
 static PyMethodDef functions[] = {
     {"aliases", aliases, METH_O, nullptr},
+    {"born", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(born)), METH_FASTCALL, nullptr},
     {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(connect)), METH_FASTCALL, nullptr},
     {"settled", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(settled)), METH_FASTCALL, nullptr},
     {"strangers", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(strangers)), METH_FASTCALL, nullptr},
@@ -29,6 +31,7 @@ PyMODINIT_FUNC PyInit_parts() {
   Object<Unmoved>::add(module.get(), "parts.Unmoved", "Tensors that must stay as they are.");
   Object<Same>::add(module.get(), "parts.Same", "Lists and dicts that must hold the same.");
   Object<Modes>::add(module.get(), "parts.Modes", "Modes of this thread that must be the same.");
+  Object<Around>::add(module.get(), "parts.Around", "Modes of this thread, to put them back.");
   Object<All>::add(module.get(), "parts.All", "Checks that must all say yes.");
   Object<Rail>::add(module.get(), "parts.Rail", "A staged launch.");
   return module.release();

@@ -1,7 +1,9 @@
-// Which tensors among the arguments of an operation need a closer look.
+// Which tensors of an operation need a closer look, and which it bore.
 #pragma once
 
 #include "forms.h"
+
+#include <tuple>
 
 namespace tensorplay {
 
@@ -45,6 +47,54 @@ inline PyObject* strangers(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Ref found;
   collect(args[0], args[1], found);
   return found ? found.release() : owned(PyTuple_New(0)).release();
+  END_HANDLE_TH_ERRORS
+}
+
+// Takes in the storages of a result that are not known: their identities stay theirs, by weak
+// references that `held` counts. Leaves the tensors that are not torch's own to Python.
+inline void bear(PyObject* value, PyObject* const* books, Ref& left) {
+  auto [known, held, written, clock] = std::tuple(books[0], books[1], books[2], books[3]);
+  if (is_tensor(value)) {
+    const at::Tensor* tensor = plain(value);
+    c10::StorageImpl* storage =
+        tensor == nullptr
+            ? nullptr
+            : tensor->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    if (storage == nullptr) {
+      if (!left) left = owned(PyList_New(0));
+      if (PyList_Append(left.get(), value) < 0) raise();
+      return;
+    }
+    Ref key = owned(PyLong_FromVoidPtr(storage));
+    int found = PyDict_Contains(known, key.get());
+    if (found < 0) raise();
+    if (found) return;
+    c10::raw::intrusive_ptr::make_weak(storage);
+    if (PyList_Append(held, key.get()) < 0) {
+      c10::raw::weak_intrusive_ptr::decref(storage);
+      raise();
+    }
+    if (PyDict_SetItem(known, key.get(), Py_True) < 0) raise();
+    if (PyDict_SetItem(written, key.get(), clock) < 0) raise();
+  } else if (PyTuple_Check(value) || PyList_Check(value)) {
+    if (Py_EnterRecursiveCall(" in results of an operation")) raise();
+    Recursion entered;
+    for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(value); place++) {
+      Ref one = Ref::to(PySequence_Fast_GET_ITEM(value, place));
+      bear(one.get(), books, left);
+    }
+  }
+}
+
+// born(result, known, held, written, clock): the tensors that `bear` leaves.
+inline PyObject* born(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 5 || !PyDict_Check(args[1]) || !PyList_Check(args[2]) || !PyDict_Check(args[3])) {
+    refuse(PyExc_TypeError, "expected a result, a dict, a list, a dict and a number");
+  }
+  Ref left;
+  bear(args[0], args + 1, left);
+  return left ? left.release() : owned(PyTuple_New(0)).release();
   END_HANDLE_TH_ERRORS
 }
 

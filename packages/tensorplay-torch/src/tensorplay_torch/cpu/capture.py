@@ -23,7 +23,7 @@ from tensorplay_torch.resources.pools import TorchPool
 from tensorplay_torch.resources.turns import holder, within
 from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import Operands
-from tensorplay_torch.tracking.surroundings import Surroundings
+from tensorplay_torch.tracking.surroundings import surroundings
 
 from .isolation import isolated
 from .recorder import Recorder
@@ -55,7 +55,7 @@ class CpuCapture:
         # Generators are the recorder's business; the host driver knows none.
         self._plain = CaptureOptions(enable_annotations=options.enable_annotations)
         self._checks_liveness = options.check_input_liveness
-        self._surroundings: Surroundings | None = None
+        self._restore: Callable[[], None] | None = None
 
     @property
     def root(self) -> CpuCapture:
@@ -75,7 +75,7 @@ class CpuCapture:
     def start(self, stream: object, pool: TorchPool, mode: CaptureMode) -> None:
         """Begins it; see ``begin``. Whatever it raises, ``abort`` is to follow."""
         base = self.base
-        self._surroundings = Surroundings()
+        self._restore = surroundings()
         base.graph_begin(base.resolve_device(), stream, pool.on_host(base), mode, self._plain)
         self.recorder.start()
         _here.recording = self
@@ -125,9 +125,9 @@ class CpuCapture:
             through(self._put_back)
 
     def _put_back(self) -> None:
-        if self._surroundings is not None:
-            self._surroundings.restore()
-            self._surroundings = None
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
         if getattr(_here, "recording", None) is self:
             _here.recording = None
 

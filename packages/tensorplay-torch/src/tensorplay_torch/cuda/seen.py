@@ -24,7 +24,7 @@ class Seen:
     def __init__(self, operands: DeviceListener, foreign: ForeignWork, drawing: Drawing) -> None:
         self._operands, self._foreign, self._drawing = operands, foreign, drawing
         self._look, self._pass_over = foreign.look, foreign.pass_over
-        self._take_in = operands.after
+        self._see, self._leaf = operands.operands.see, operands.bindings.leaf
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """``func`` is about to run."""
@@ -42,4 +42,7 @@ class Seen:
         operation = described(func)
         if operation is None or not operation.nodeless:
             self._pass_over()
-        self._take_in(func, args, kwargs, result)
+        if operation is None or not operation.plain:
+            self._operands.after(func, args, kwargs, result)
+        else:
+            self._see(func, args, kwargs, result, self._leaf)

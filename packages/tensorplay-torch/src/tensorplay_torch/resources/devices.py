@@ -26,7 +26,9 @@ def resolve_device(device: object) -> torch.device:
     """
     if device is None:
         # Whether it is initialised is a look at a variable; whether it could be, a few calls.
-        return _current() if torch.cuda.is_initialized() or torch.cuda.is_available() else CPU
+        if torch.cuda.is_initialized():
+            return torch.device("cuda", current_index())
+        return _current() if torch.cuda.is_available() else CPU
     if isinstance(device, bool) or not isinstance(device, int | str | torch.device):
         raise ArgumentTypeError(
             doing="choosing",

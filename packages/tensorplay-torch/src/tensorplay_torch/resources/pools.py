@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -74,7 +74,7 @@ class TorchPool:
         self.stream: torch.cuda.Stream | None = None
         self.lanes: dict[int, Lane] = {}
         self.warned = False
-        self.bodies: Counter[Native] = Counter()
+        self.bodies: Begun = defaultdict(int)
         self.host: Pool | None = None
         self.arena: Arena | None = None if device.type == "cuda" else Arena()
         self.peak = 0
@@ -313,8 +313,10 @@ def release_bodies(pool: TorchPool, begun: Begun) -> None:
         for native, times in begun.items():
             for _ in range(times):
                 release(index_of(pool.device), native)
-    pool.bodies.subtract(begun)
-    pool.bodies += Counter()  # Drops those that nothing is counted for any more.
+    for native, times in begun.items():
+        pool.bodies[native] -= times
+        if pool.bodies[native] <= 0:
+            del pool.bodies[native]
     begun.clear()
 
 

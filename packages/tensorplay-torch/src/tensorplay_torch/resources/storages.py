@@ -29,23 +29,26 @@ class Pins:
     """Keeps the identities of storages from being given to others, not their memory.
 
     For the many storages that a capture sees born: a ``Watched`` of each would take thrice as long.
+
+    Attributes:
+        held: What ``_weak_ref`` of each returned.
     """
 
     def __init__(self) -> None:
-        self._held: list[int] = []
+        self.held: list[int] = []
 
     def add(self, storage: torch.UntypedStorage) -> None:
         """``key_of`` its tensors is no other storage's from here on."""
-        self._held.append(storage._weak_ref())  # type: ignore[arg-type]  # It is an address.
+        self.held.append(storage._weak_ref())  # type: ignore[arg-type]  # It is an address.
 
     def clear(self) -> None:
         """Lets identities be given out again."""
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         for reference in held:
             torch.UntypedStorage._free_weak_ref(reference)
 
     def __del__(self) -> None:
-        if self._held:
+        if self.held:
             self.clear()
 
 

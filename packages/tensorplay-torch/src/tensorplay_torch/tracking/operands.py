@@ -85,7 +85,7 @@ class Operands:
             if operation.writes:
                 for tensor in operation.written(args, kwargs):
                     self.wrote(tensor)
-        for tensor in strangers((result,), known):
+        for tensor in born(result, known, self._pins.held, self._written, self._clock):
             self._bear(tensor)
 
     def own(self, constant: torch.Tensor) -> None:
@@ -278,10 +278,16 @@ def _is_strange(tensor: Tensor, known: Mapping[int, Any]) -> bool:
         return True
 
 
+def _born(result: object, known: dict[int, bool], *_: object) -> list[Tensor]:
+    """All of them: nothing is taken in here."""
+    return _strangers((result,), known)
+
+
 _compiled = parts()
 strangers: Callable[[Sequence[Any], dict[int, Any]], Sequence[Tensor]] = (
     _strangers if _compiled is None else _compiled.strangers
 )
+born: Callable[..., Sequence[Tensor]] = _born if _compiled is None else _compiled.born
 
 
 def _used(func: Any) -> str:

@@ -8,6 +8,7 @@ failed one ``restore`` puts back what was bound before.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,22 +46,24 @@ class Bindings:
         self._steps: dict[int, _Step] = {}
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._thread = 0
-        self._hook: Any = None
+        # torch counts its own upwards from 0.
+        self._number = -next(_serials)
+        self._handle: Any = None
 
     def start(self) -> None:
         """Begins to watch this thread's optimizers."""
         self._thread = threading.get_ident()
-        self._hook = register_optimizer_step_pre_hook(self._stepping)
+        if HOOKS is None:
+            self._handle = register_optimizer_step_pre_hook(self._stepping)
+        else:
+            HOOKS[self._number] = self._stepping
 
     def stop(self) -> None:
         """Stops. Idempotent."""
-        hooks, handle = _hooks(), self._hook
-        self._hook = None
-        # By what it is, not by its handle: an interrupt may have come before that was there.
-        for number in [number for number, hook in hooks.items() if hook == self._stepping]:
-            del hooks[number]
-        if handle is not None and not hooks:
-            handle.remove()
+        if HOOKS is not None:
+            HOOKS.pop(self._number, None)
+        elif self._handle is not None:
+            self._handle.remove()
 
     def leaf(self, tensor: torch.Tensor) -> None:
         """``tensor`` is used; if it is a leaf, its ``.grad`` is remembered."""
@@ -105,11 +108,11 @@ class Bindings:
             self._steps[id(optimizer)] = _Step(optimizer, self._is_born)
 
 
-def _hooks() -> dict[int, Any]:
-    found: dict[int, Any] = register_optimizer_step_pre_hook.__globals__.get(
-        "_global_optimizer_pre_hooks", {}
-    )
-    return found
+HOOKS: dict[int, Any] | None = register_optimizer_step_pre_hook.__globals__.get(
+    "_global_optimizer_pre_hooks"
+)
+"""Where torch keeps what it calls before a step: there is no handle that an interrupt may lose."""
+_serials = itertools.count(1)
 
 
 class _Step:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from tensorplay_torch._private import PRIVATE
+from tensorplay_torch.compiled import parts
 from tensorplay_torch.resources.devices import current_index, index_of
 from tensorplay_torch.resources.streams import Current
 
 from . import turns
 
-__all__ = ["Entered", "Surroundings", "steady_streams"]
+__all__ = ["Entered", "Surroundings", "steady_streams", "surroundings"]
 
 
 def _switches() -> Iterator[tuple[Callable[[bool], object], Callable[[], object], bool]]:
@@ -30,7 +31,7 @@ SWITCHES = tuple(_switches())
 
 
 class Surroundings:
-    """Grad mode and autocast of this thread, as they were when this was made.
+    """Grad mode and autocast of this thread, as they were when this was made. A call restores them.
 
     Autocast keeps the low-precision copies of parameters it has made, per thread. A copy made
     before a capture would be a frozen input of the graph, one made in a capture would reach eager
@@ -46,7 +47,7 @@ class Surroundings:
         self._cache = torch.is_autocast_cache_enabled()
         torch.clear_autocast_cache()
 
-    def restore(self) -> None:
+    def __call__(self) -> None:
         """Puts them back."""
         torch.set_grad_enabled(self._grad)
         for kind, (enabled, dtype) in (("cpu", self._cpu), ("cuda", self._cuda)):
@@ -54,6 +55,13 @@ class Surroundings:
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._cache)
         torch.clear_autocast_cache()
+
+
+_compiled = parts()
+surroundings: Callable[[], Callable[[], None]] = (
+    Surroundings if _compiled is None else _compiled.Around
+)
+"""Makes one, in C++ where that is built."""
 
 
 class _Streams:
@@ -106,7 +114,7 @@ class Entered:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         turns.take(stream)
-        self._settings, self._streams = Surroundings(), _Streams()
+        self._restore, self._streams = surroundings(), _Streams()
         self._index, self._device = index_of(stream.device), current_index()
         self._stream = Current(stream)
         try:
@@ -134,7 +142,7 @@ class Entered:
         try:
             if self._device != self._index:
                 torch.cuda.set_device(self._device)
-            self._settings.restore()
+            self._restore()
             self._streams.restore()
         finally:
             turns.give()
