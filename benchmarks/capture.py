@@ -76,7 +76,7 @@ def _measure(labels: tuple[str, ...]) -> dict[str, Timing]:
         torch.cuda.synchronize()
         contenders = {label: ways[label](model, x) for label in labels}
         return microseconds(
-            contenders, synchronize=torch.cuda.synchronize, calls=20, batches=1, rounds=11
+            contenders, synchronize=torch.cuda.synchronize, calls=10, batches=1, rounds=41
         )
 
 

@@ -42,6 +42,10 @@ class Owned:
         self.dead: list[str] = []
         self._seen: set[int] = set()
 
+    def __bool__(self) -> bool:
+        """True if it keeps or watches anything."""
+        return bool(self.strong or self.watched)
+
     def keep(self, owned: object) -> None:
         """Keeps it, once however often it is given."""
         if id(owned) not in self._seen:

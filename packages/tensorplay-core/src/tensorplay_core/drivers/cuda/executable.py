@@ -52,7 +52,7 @@ class CudaExecutable:
         dead: What a capture that checks liveness read and has died since.
         turn: Taken for each launch and each change of the native executable.
         generation: Counts the updates in place.
-        dependents: Staged launches of what it runs now.
+        dependents: Staged launches of what it runs now; None as long as there never were any.
         closed: True from ``close`` on.
     """
 
@@ -73,7 +73,7 @@ class CudaExecutable:
         self.turn = Turn(self.subject)
         self.generation = 0
         self.closed = False
-        self.dependents: weakref.WeakSet[StagedLaunch] = weakref.WeakSet()
+        self.dependents: weakref.WeakSet[StagedLaunch] | None = None
         self._work, self._owner = work, owner
         self._order: Order | None = None
         self._retired: list[tuple[Event | None, Owned]] = []
@@ -187,15 +187,30 @@ class CudaExecutable:
         What it ran before may still be running: that is kept until an event says otherwise, or
         its owner, who has to wait for the same.
         """
-        self._retired.append((self._mark() if self._owner is None else None, self._kept[0]))
+        if self._kept[0]:
+            mark = self._mark() if self._owner is None else None
+            self._retired.append((mark, self._kept[0]))
         self.template, self._kept[0] = template, template.owned
         self.generation += 1
-        for dependent in list(self.dependents):
+        for dependent in self.staged():
             dependent.retire()
-        self.dependents.clear()
+        self.dependents = None
+
+    def depend(self, staged: StagedLaunch) -> None:
+        """``staged`` launches what it runs now, and ends with that."""
+        if self.dependents is None:
+            self.dependents = weakref.WeakSet()
+        self.dependents.add(staged)
+
+    def staged(self) -> list[StagedLaunch]:
+        """Those that depend on it."""
+        return [] if self.dependents is None else list(self.dependents)
 
     def settle(self, wait: Callable[[], object]) -> None:
         """Its owner waits for all launches so far: lets go of what only earlier ones used."""
+        if not self._retired:
+            wait()
+            return
         with self.turn:
             waiting = {id(one) for one in self._retired if one[0] is None}
         wait()
@@ -233,7 +248,7 @@ class CudaExecutable:
             self._rebind(refuse)
         # Without its closures the object is no cycle, and goes when its last user does.
         self.launch = self.target = self._rebind = refuse
-        for dependent in list(self.dependents):
+        for dependent in self.staged():
             dependent.close()
         if idle and (finish := self._finish.detach()) is not None:
             end(*finish[2], idle=True)

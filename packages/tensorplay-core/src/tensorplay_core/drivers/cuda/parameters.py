@@ -89,7 +89,7 @@ class LaunchParameters:
             work.cu.cuGraphExecKernelNodeSetParams(
                 executable.native, self._node, native, about=about
             )
-            for staged in list(executable.dependents):
+            for staged in executable.staged():
                 staged.rewrite(self._node, native)
             work.cu.cuGraphKernelNodeSetParams(self._node, native, about=about)
         self.data = data

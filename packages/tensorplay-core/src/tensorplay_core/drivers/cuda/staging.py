@@ -71,7 +71,7 @@ class StagedLaunch:
         self._spare: list[Event] = []
         self._passed = work.cu.raw("cuEventQuery")
         self._exchange = work.cu.raw("cuThreadExchangeStreamCaptureMode")
-        executable.dependents.add(self)
+        executable.depend(self)
 
     def __call__(self, inputs: Sequence[Any], *, stream: object = None) -> tuple[Any, ...]:
         """Checks, copies, launches.
