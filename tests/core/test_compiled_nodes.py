@@ -56,10 +56,11 @@ class Nodes:
     def get_nodes(self, graph: int, nodes: Any, count: Any) -> int:
         if graph != GRAPH:
             return 900
-        count[0] = len(self.kinds)
+        room = count[0] if nodes else len(self.kinds)
+        count[0] = min(room, len(self.kinds))
         if nodes:
-            for index in range(len(self.kinds)):
-                nodes[index] = index + 1
+            for index in range(room):
+                nodes[index] = index + 1 if index < len(self.kinds) else None
         return 0
 
     def get_type(self, node: int, kind: Any) -> int:
@@ -68,6 +69,8 @@ class Nodes:
 
     def get_parameters(self, node: int, words: Any) -> int:
         # The function first, the kernel and the context last: 72 bytes, as CUDA has them.
+        if self.kinds[node - 1]:
+            return 1
         words[7 if node > 9 else 0] = 100 * node
         return 0
 
@@ -81,7 +84,8 @@ class Nodes:
 def test_what_nodes_run_is_read() -> None:
     assert Nodes().run() == ()
     assert Nodes(0, 2, 0, 1).run() == (100, -3, 300, -2)
-    assert Nodes(*[0] * 10).run() == tuple(100 * node for node in range(1, 11))
+    for count in (10, 63, 64, 65, 200):
+        assert Nodes(*[0] * count).run() == tuple(100 * node for node in range(1, count + 1))
 
 
 @pytest.mark.parametrize("unknown", [4, 13, -1], ids=["graph", "conditional", "refused"])

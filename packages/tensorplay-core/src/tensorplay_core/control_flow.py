@@ -125,7 +125,7 @@ def _capturing(runtime: Runtime) -> ConditionalMethods | None:
     for graph in reversed(registry.capturing_here()):
         if isinstance(graph, ConditionalMethods) and graph._runtime is runtime:
             return graph
-    device = runtime.resolve_device()
+    device = runtime.resolve_device(None)
     if runtime.can("graph_capturing") and runtime.graph_capturing(device):
         stream = runtime.current_stream(device)
         return _Foreign(runtime, runtime.graph_adopt(stream, "another library"))

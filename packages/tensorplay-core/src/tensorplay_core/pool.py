@@ -43,6 +43,11 @@ class SharedPool:
         """The device of its memory."""
         return self.pool.device
 
+    @property
+    def is_held(self) -> bool:
+        """True if this share was not let go of."""
+        return self in _shares.get(self._key, ())
+
     def statistics(self) -> PoolStatistics:
         """Memory of the pool now, in bytes."""
         return self.runtime.pool_statistics(self.pool)
@@ -112,12 +117,15 @@ def acquire(
     """
     share = share or SharedPool(runtime)
     held = getattr(token, "_shared_pool", token)
-    if isinstance(held, SharedPool):
-        if held.runtime.name != runtime.name:
-            raise _mismatch(token, f"it belongs to driver {held.runtime.name!r}", runtime.name)
-        token = held.id
+    if isinstance(held, SharedPool) and held.runtime.name != runtime.name:
+        raise _mismatch(token, f"it belongs to driver {held.runtime.name!r}", runtime.name)
     with _lock:
-        pool = runtime.pool_create(device) if token is None else _resolve(runtime, token, device)
+        if token is None:
+            pool = runtime.pool_create(device)
+        elif isinstance(held, SharedPool):
+            pool = held.pool if held.is_held else _resolve(runtime, held.id, device)
+        else:
+            pool = _resolve(runtime, token, device)
         if pool.device != device:
             raise _mismatch(token, f"it is on {pool.device}, the capture on {device}", str(device))
         share.take(pool)

@@ -137,7 +137,7 @@ class Runtime:
     def describe(self) -> Mapping[str, str]:
         return cast("Mapping[str, str]", self._call("describe"))
 
-    def resolve_device(self, device: object = None) -> Device:
+    def resolve_device(self, device: object) -> Device:
         return cast("Device", self._call("resolve_device", device=device))
 
     def current_stream(self, device: Device) -> int:

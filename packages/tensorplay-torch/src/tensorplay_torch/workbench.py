@@ -44,7 +44,7 @@ class TorchWorkbench:
             driver = cast("Conditionals", runtime.driver)
             base = driver.bases("host")
             (point,) = entry_points(group="tensorplay_core.workbenches", name="host")
-            self._host = point.load()(base, base.resolve_device())
+            self._host = point.load()(base, base.resolve_device(None))
         else:
             # The first capture would take this for good: it must not count as one test's leak.
             torch.cuda.init()

@@ -353,30 +353,53 @@ function_of(GetType get_type, GetParameters get_parameters, void *node)
 {
     Parameters read = {0};
     int kind = GRAPH;
-    if (get_type(node, &kind) != 0 || kind == GRAPH || kind == CONDITIONAL)
+    /* Most nodes are kernels: of others the driver refuses to tell their parameters. */
+    if (get_parameters(node, &read) == 0) {
+        if (read.function == NULL && read.kernel == NULL)
+            return NULL;
+        return PyLong_FromVoidPtr(read.function != NULL ? read.function : read.kernel);
+    }
+    if (get_type(node, &kind) != 0 || kind == KERNEL || kind == GRAPH || kind == CONDITIONAL)
         return NULL;
-    if (kind != KERNEL)
-        return PyLong_FromLong(-1 - kind);
-    if (get_parameters(node, &read) != 0 || (read.function == NULL && read.kernel == NULL))
+    return PyLong_FromLong(-1 - kind);
+}
+
+/* The nodes of a graph: in `some` if there are fewer than `room` of them, else in memory of their
+ * own, which is the caller's. NULL, with an error or without, where they cannot be had. */
+static void **
+nodes_of(GetNodes get_nodes, void *graph, void **some, size_t room, size_t *count)
+{
+    void **nodes;
+    *count = room;
+    if (get_nodes(graph, some, count) != 0)
         return NULL;
-    return PyLong_FromVoidPtr(read.function != NULL ? read.function : read.kernel);
+    if (*count < room)
+        return some;
+    if (get_nodes(graph, NULL, count) != 0)
+        return NULL;
+    room = *count;
+    nodes = PyMem_Calloc(room, sizeof *nodes);
+    if (nodes == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (get_nodes(graph, nodes, count) != 0 || *count != room) {
+        PyMem_Free(nodes);
+        return NULL;
+    }
+    return nodes;
 }
 
 static PyObject *
 functions_of(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    void *found[4], **nodes;
-    size_t count = 0, room;
+    void *found[4], *some[64] = {0}, **nodes;
+    size_t count = 0;
     PyObject *made = NULL;
     if (addresses(args, given, 4, found) < 0)
         return NULL;
-    if (((GetNodes)found[0])(found[3], NULL, &count) != 0)
-        Py_RETURN_NONE;
-    room = count;
-    nodes = PyMem_Calloc(room ? room : 1, sizeof *nodes);
-    if (nodes == NULL)
-        return PyErr_NoMemory();
-    if (count == 0 || (((GetNodes)found[0])(found[3], nodes, &count) == 0 && count == room))
+    nodes = nodes_of((GetNodes)found[0], found[3], some, sizeof some / sizeof *some, &count);
+    if (nodes != NULL)
         made = PyTuple_New((Py_ssize_t)count);
     for (size_t index = 0; made != NULL && index < count; ++index) {
         PyObject *one =
@@ -386,7 +409,8 @@ functions_of(PyObject *module, PyObject *const *args, Py_ssize_t given)
         else
             PyTuple_SET_ITEM(made, (Py_ssize_t)index, one);
     }
-    PyMem_Free(nodes);
+    if (nodes != some)
+        PyMem_Free(nodes);
     if (made == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
     return made;

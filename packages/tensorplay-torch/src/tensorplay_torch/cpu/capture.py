@@ -76,7 +76,7 @@ class CpuCapture:
         """Begins it; see ``begin``. Whatever it raises, ``abort`` is to follow."""
         base = self.base
         self._restore = surroundings()
-        base.graph_begin(base.resolve_device(), stream, pool.on_host(base), mode, self._plain)
+        base.graph_begin(base.resolve_device(None), stream, pool.on_host(base), mode, self._plain)
         self.recorder.start()
         _here.recording = self
 

@@ -66,7 +66,7 @@ class Device:
         if device.type == "cuda":
             return torch.cuda.current_stream(device).cuda_stream
         host = self.bases("host")
-        return host.current_stream(host.resolve_device())
+        return host.current_stream(host.resolve_device(None))
 
     @hookimpl
     def tensorplay_side_stream(self, device: torch.device, pool: TorchPool) -> object:
@@ -74,7 +74,7 @@ class Device:
         if device.type == "cuda":
             return self.side_streams.of(pool)
         host = self.bases("host")
-        return host.side_stream(host.resolve_device(), pool.on_host(host))
+        return host.side_stream(host.resolve_device(None), pool.on_host(host))
 
     @hookimpl
     def tensorplay_resolve_stream(self, stream: object, device: torch.device) -> int:
@@ -85,7 +85,7 @@ class Device:
         if device.type == "cuda":
             return self.bases("cuda").resolve_stream(stream, index_of(device))
         host = self.bases("host")
-        return host.resolve_stream(stream, host.resolve_device())
+        return host.resolve_stream(stream, host.resolve_device(None))
 
     @hookimpl
     def tensorplay_using_stream(
@@ -95,7 +95,7 @@ class Device:
         if device.type == "cuda":
             return torch.cuda.stream(as_torch_stream(self.bases, stream, device))
         host = self.bases("host")
-        return host.using_stream(stream, host.resolve_device())
+        return host.using_stream(stream, host.resolve_device(None))
 
     @hookimpl
     def tensorplay_array_like(self, array: torch.Tensor) -> torch.Tensor:

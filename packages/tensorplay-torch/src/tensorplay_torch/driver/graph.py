@@ -117,7 +117,7 @@ class Graphs(Pools):
         """True if this thread's current stream is captured, by whomever."""
         if device.type != "cuda":
             host = self.bases("host")
-            return host.graph_capturing(host.resolve_device())
+            return host.graph_capturing(host.resolve_device(None))
         if not torch.cuda.is_initialized():
             return False
         with torch.cuda.device(index_of(device)):

@@ -141,7 +141,7 @@ class TorchPool:
     def on_host(self, host: Runtime) -> Pool:
         """The host driver's pool that stands for it: graphs that share it take turns by that."""
         if self.host is None:
-            self.host = host.pool_create(host.resolve_device())
+            self.host = host.pool_create(host.resolve_device(None))
         return self.host
 
 

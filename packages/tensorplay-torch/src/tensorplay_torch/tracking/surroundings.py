@@ -75,8 +75,10 @@ class _Streams:
     __slots__ = ("_before",)
 
     def __init__(self) -> None:
-        self._before = [bool(read()) for _, read, _ in SWITCHES]
-        for (write, _, wanted), before in zip(SWITCHES, self._before, strict=True):
+        self._before: list[bool] = []
+        for write, read, wanted in SWITCHES:
+            before = bool(read())
+            self._before.append(before)
             if before != wanted:
                 write(wanted)
 
