@@ -39,9 +39,7 @@ def hold(capture: object) -> None:
         capture: Stands for it; hashable, and equal to no other.
     """
     global _collecting
-    with _lock:
-        first = not _live
-    if first:
+    if not _live:
         gc.collect(1)
     with _lock:
         if _live:
@@ -75,7 +73,7 @@ def dispose(destroy: Callable[[], object]) -> None:
 
 def drain() -> None:
     """Runs what ``dispose`` put off. One that raises is logged and does not stop the others."""
-    while True:
+    while _pending:
         with _lock:
             if _live or not _pending:
                 return

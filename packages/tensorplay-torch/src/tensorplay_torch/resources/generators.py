@@ -58,9 +58,8 @@ class Generators:
 
     def __init__(self, device: torch.device, registered: Iterable[torch.Generator] = ()) -> None:
         self._index = index_of(device)
-        self._default = torch.cuda.default_generators[self._index]
         self._registered = tuple(registered)
-        self._known = {identity(one): one for one in (self._default, *self._registered)}
+        self._seen: dict[int, torch.Generator] = {}
         self.complete = not TAKES_IN_ANY
 
     def register_with(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -71,11 +70,13 @@ class Generators:
 
     def saw(self, generator: torch.Generator) -> None:
         """Captured work draws from ``generator``."""
-        self._known.setdefault(identity(generator), generator)
+        self._seen.setdefault(identity(generator), generator)
 
     def offsets(self) -> tuple[int, ...]:
         """How far each has advanced. Not inside a capture."""
-        return tuple(one.get_offset() for one in self._known.values())
+        default = torch.cuda.default_generators[self._index]
+        known = {identity(one): one for one in (default, *self._registered)} | self._seen
+        return tuple(one.get_offset() for one in known.values())
 
 
 def keep_state(index: int) -> None:
