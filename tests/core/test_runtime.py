@@ -163,3 +163,60 @@ def test_shipped_observers_watch_without_changing(caplog: pytest.LogCaptureFixtu
 def test_a_driver_is_chosen_by_a_string() -> None:
     with pytest.raises(ArgumentTypeError, match="an int"):
         select(5)  # type: ignore[arg-type]
+
+
+class Fourth:
+    """A driver whose hooks take their arguments in an order of their own, or not all of them."""
+
+    @hookimpl
+    def tensorplay_graph_adopt(self, owner: str, stream: object) -> tuple[object, str]:
+        return (stream, owner)
+
+    @hookimpl
+    def tensorplay_graph_dot(self, template: object) -> str:
+        return f"digraph {template}"
+
+    @hookimpl
+    def tensorplay_graph_capturing(self, device: object) -> int:
+        return 1
+
+    @hookimpl
+    def tensorplay_side_stream(self, device: object, pool: object) -> tuple[object, object]:
+        return (device, pool)
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    @hookimpl(wrapper=True)
+    def tensorplay_side_stream(
+        self, device: object, pool: object
+    ) -> Generator[None, object, object]:
+        self.seen.append((device, pool))
+        return (yield)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_hooks_get_their_arguments_by_name_whatever_their_order(watched: bool) -> None:
+    watching = Watching()
+    runtime = Runtime(Fourth(), [watching] if watched else [], name="fourth")
+    assert runtime.graph_adopt("a stream", "an owner") == ("a stream", "an owner")
+    assert runtime.graph_adopt(owner="an owner", stream="a stream") == ("a stream", "an owner")
+    assert runtime.graph_dot("g", False) == "digraph g"
+    assert runtime.graph_capturing("third") is True
+    assert runtime.side_stream("device", "pool") == ("device", "pool")
+    assert watching.seen == ([("device", "pool")] if watched else [])
+
+
+def test_what_a_subclass_does_in_a_hooks_place_is_done() -> None:
+    class Counting(Runtime):
+        asked = 0
+
+        def side_stream(self, device: object, pool: object) -> object:
+            self.asked += 1
+            return super().side_stream(device, pool)
+
+    runtime = Counting(Fourth(), name="fourth")
+    assert runtime.side_stream("device", "pool") == ("device", "pool")
+    assert runtime.asked == 1

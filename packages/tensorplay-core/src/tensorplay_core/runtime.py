@@ -80,7 +80,9 @@ class Runtime:
             if self.can(hook)
         }
         for hook, call in self._calls.items():
-            if _is_as_short(call, getattr(Runtime, hook)):
+            method = getattr(type(self), hook)
+            # What a subclass puts in the place of a method is its own.
+            if method is getattr(Runtime, hook) and _is_as_short(call, method):
                 setattr(self, hook, call)
 
     def __repr__(self) -> str:
