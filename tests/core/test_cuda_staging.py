@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -124,6 +125,45 @@ def test_inputs_that_alias_each_others_buffers_are_exchanged(cuda: Any) -> None:
     assert [bench.read(one)[0] for one in (a, b, c)] == [2.0, 3.0, 1.0]
     plan([a, a, a])
     assert [bench.read(one)[0] for one in (a, b, c)] == [2.0, 2.0, 2.0]
+
+
+@pytest.fixture
+def stranger(cuda: Any) -> Iterator[int]:
+    """A context that is not the device's own, current in this thread."""
+    native = cuda.driver.native
+    device = native.CUdevice(int(cuda.device))
+    try:
+        code, made = native.cuCtxCreate(None, 0, device)
+    except TypeError:  # Before CUDA 13.
+        code, made = native.cuCtxCreate(0, device)
+    assert not code
+    yield int(made)
+    assert int(native.cuCtxPopCurrent()[1]) == int(made)
+    assert not native.cuCtxDestroy(made)[0]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["current", "named"])
+@pytest.mark.parametrize("form", ["plan", "results", "stage_and_launch"])
+def test_staging_leaves_another_context_current_and_works_in_its_own(
+    cuda: Any, stranger: int, form: str, named: bool
+) -> None:
+    bench = cuda.bench
+    x, total = bench.buffer([0.0] * 1000), bench.buffer([0.0] * 1000)
+    made = cuda.facade.record(lambda: bench.add_(total, x))
+    plan = made.stage([x], [total] if form == "results" else [])
+    stream = bench.stream() if named else None
+    given = [bench.buffer([float(step)] * 1000) for step in range(1, 4)]
+    bench.synchronize()
+    for place, one in enumerate(given):
+        if form == "stage_and_launch":
+            made.stage_and_launch([x], [one], stream=stream)
+        else:
+            found = plan([one], stream=stream)
+            if form == "results":
+                assert bench.read(found[0]) == [(1.0, 3.0, 6.0)[place]] * 1000
+        assert cuda.driver.hot.context() == stranger
+    bench.synchronize()
+    assert bench.read(total) == [6.0] * 1000
 
 
 def test_staged_and_plain_launches_keep_their_order_across_streams(cuda: Any) -> None:

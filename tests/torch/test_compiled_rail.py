@@ -25,7 +25,7 @@ LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
-GRAPH, NODE, FUNCTION, STREAM = 0x1000, 0x2000, 0x3000, 0x4000
+GRAPH, NODE, FUNCTION, STREAM, CONTEXT_HANDLE = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000
 
 
 class Node(ctypes.Structure):
@@ -62,7 +62,7 @@ class Played:
         self.result = torch.zeros(())
         self.stream, self.capturing = STREAM, 0
         self.codes = {"launch": 0, "set": 0, "ask": 0, "context": 0}
-        self.context: int | None = 1
+        self.context: int | None = CONTEXT_HANDLE
         self.log: list[str] = []
         self.long_way_calls: list[Any] = []
         count = len(shapes) + yields
@@ -96,6 +96,7 @@ class Played:
             table=ctypes.addressof(self.table),
             turn=0 if asks or self.turn.token is None else self.turn.token.flag,
             special=False,
+            context=CONTEXT_HANDLE,
         )
         assert BUILT is not None
         self.plan = BUILT.Rail(
@@ -224,6 +225,7 @@ UNUSUAL = {
     "capturing": lambda p: setattr(p, "capturing", 1),
     "an unknown stream": lambda p: p.codes.update(ask=400),
     "no context": lambda p: setattr(p, "context", None),
+    "another context": lambda p: setattr(p, "context", CONTEXT_HANDLE + 1),
     "an unknown context": lambda p: p.codes.update(context=3),
     "closed": lambda p: setattr(p.executable, "closed", True),
     "updated": lambda p: setattr(p.executable, "generation", 1),

@@ -63,7 +63,7 @@ struct Rail {
   long long generation;
   std::vector<Form> inputs, results;
   std::vector<std::pair<uintptr_t, uintptr_t>> spans;  // Of the buffers, in order.
-  void *graph, *node;
+  void *graph, *node, *context;
   unsigned char* table;
   char* turn;  // 1 while it is there; null where `take` and `give` have to be called.
   KernelNode kernel;
@@ -91,7 +91,7 @@ struct Rail {
     // Nothing may fail between taking the turn and giving it back.
     known.reserve(inputs.size() + results.size());
     Sequence track = sequence(args[3]);
-    if (track.size() != 18) refuse(PyExc_TypeError, "unknown track");
+    if (track.size() != 19) refuse(PyExc_TypeError, "unknown track");
     executable = Ref::to(track[0]);
     generation = PyLong_AsLongLong(track[1]);
     dead = Ref::to(track[2]);
@@ -110,6 +110,7 @@ struct Rail {
     table = static_cast<unsigned char*>(pointer(track[15]));
     turn = static_cast<char*>(pointer(track[16]));
     special = PyObject_IsTrue(track[17]);
+    context = pointer(track[18]);
     Sequence functions = sequence(args[4]);
     if (functions.size() != 4) refuse(PyExc_TypeError, "expected four functions");
     driver.launch = reinterpret_cast<int (*)(void*, void*)>(pointer(functions[0]));
@@ -223,8 +224,8 @@ struct Rail {
         number(order, names.where) != static_cast<long long>(reinterpret_cast<intptr_t>(stream))) {
       return false;
     }
-    void* context = nullptr;  // Without one the driver ends the process where a kernel is set.
-    if (driver.context(&context) != 0 || context == nullptr) return false;
+    void* here = nullptr;  // Without one the driver ends the process where a kernel is set.
+    if (driver.context(&here) != 0 || here != context) return false;
     int capturing = 0;
     return driver.is_capturing(stream, &capturing) == 0 && capturing == 0;
   }

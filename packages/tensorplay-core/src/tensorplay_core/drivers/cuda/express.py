@@ -44,7 +44,7 @@ def express(
     make = fresh or (lambda: tuple(map(staged.allocate, results)))
     take, wait, give = turn.take, turn.wait, turn.give
     capturing, set_kernel, launch, raised = hot.capturing, hot.set_kernel, hot.launch, hot.raised
-    context = hot.context
+    context, own = hot.context, staged.context
     current, elsewhere = executable.current, executable.elsewhere
     here = current if handle is int else lambda: handle(current())
 
@@ -93,7 +93,7 @@ def express(
                 executable.closed
                 or executable.dead
                 or executable.generation != generation
-                or not context()
+                or context() != own
                 or capturing(where)
             ):
                 unusual = True

@@ -16,7 +16,7 @@ from .express import express
 from .failures import INVALID_CONTEXT
 from .launchers import launcher
 from .separation import Separation
-from .streams import Event
+from .streams import SPECIAL, Event
 from .tables import Entry, Kernels
 from .track import Track, functions, track
 
@@ -39,6 +39,7 @@ class StagedLaunch:
         launcher: Launches with copies around.
         generation: Which update of the executable the plan is of.
         apart: True if all of some addresses are known to lie apart from the buffers.
+        context: Handle of the context that it is all in.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class StagedLaunch:
         self._separation = Separation(self._entries)
         self.apart = self._separation.known_apart
         self.order, self.turn, self.hot = executable.order(), executable.turn, work.hot
+        self.context = int(work.context(executable.device))
         self._kernels = Kernels(work, executable.device)
         self.generation = executable.generation
         self.launcher = launcher(self._kernels, executable, self._entries, self._sinks)
@@ -95,6 +97,13 @@ class StagedLaunch:
                 destinations = tuple(map(self.pointer, results))
         executable, turn = self.executable, self.executable.turn
         target = executable.target(stream)
+        if (current := self.hot.context()) != self.context:
+            if not current:
+                # A stream with a name could be asked all the same; kernels cannot be set.
+                executable.mended(INVALID_CONTEXT)
+            elif int(target) in SPECIAL:  # Of somebody else's context it would be the stream.
+                with self._work.activated(executable.device):
+                    return self(inputs, stream=stream)
         # As in a plain launch: the turn without `with`, which costs more than all else here.
         mine = True
         try:
@@ -130,9 +139,6 @@ class StagedLaunch:
         target: Any,
     ) -> Any:
         try:
-            # A stream with a name can be asked without a context; kernels cannot be set.
-            if not self.hot.context():
-                return INVALID_CONTEXT
             if self.order.capturing(target):
                 raise self._inside_a_capture()
             # Copies made ahead of the launch may read what the last one writes.

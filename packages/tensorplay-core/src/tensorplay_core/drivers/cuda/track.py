@@ -31,9 +31,9 @@ class Track(NamedTuple):
 
     It takes the turn; makes sure that ``dead`` is empty and ``executable`` neither closed nor of
     another ``generation``, that ``order`` has ``native`` as the last launch, on the same stream,
-    that the thread has a context and the stream is not capturing; writes the addresses; sets the
-    kernel; launches; gives the turn back. A kernel that has these addresses from the last launch
-    on the track need not be set.
+    that the thread has the ``context`` and the stream is not capturing; writes the addresses; sets
+    the kernel; launches; gives the turn back. A kernel that has these addresses from the last
+    launch on the track need not be set.
     """
 
     executable: CudaExecutable
@@ -63,6 +63,8 @@ class Track(NamedTuple):
     """The address of a byte, 1 while the turn is there to be taken; 0 if there is none such."""
     special: bool
     """On several devices the handles 0, 1 and 2 mean a stream of whichever is current."""
+    context: int
+    """Handle of the device's context."""
 
 
 def track(staged: StagedLaunch) -> Track | None:
@@ -93,6 +95,7 @@ def track(staged: StagedLaunch) -> Track | None:
         table=table.start,
         turn=0 if staged.turn.token is None else staged.turn.token.flag,
         special=executable.elsewhere is not None,
+        context=staged.context,
     )
 
 
