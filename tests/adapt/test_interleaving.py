@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -126,3 +128,29 @@ def test_a_first_step_that_is_skipped(twins, make_net, optimizer, options):
         made.param_groups[0]["lr"] = 0.01 * (number + 1)
 
     pair.run(8, spoil=spoil, change=change)
+
+
+@pytest.mark.parametrize("stream", ["current", "made current"])
+def test_threads_that_never_used_the_device_step(twins, device, stream):
+    """CUDA ends a process whose thread sets a kernel before it has a context."""
+    pair, found = twins(OPTIMIZERS["AdamW"], device=device), []
+    pair.run(2)
+    side = torch.cuda.Stream() if device == "cuda" and stream == "made current" else None
+    for _ in range(3):
+        x, y = pair.batch()
+        expected = pair.eager.step(x, y)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+        def work(x=x, y=y):
+            with nullcontext() if side is None else torch.cuda.stream(side):
+                found.append(pair.step(x, y))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        assert torch.equal(found[-1], expected)
+        halve(pair.eager, pair.ours)
+    pair.compare()
