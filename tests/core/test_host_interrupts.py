@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core import graph, reclaim, registry, select
+from tensorplay_core.errors import GraphStateError
 from tensorplay_core.pool import _shares
 
 from .host_work import HostGraph
@@ -123,3 +124,70 @@ def test_an_interrupt_at_any_moment_of_a_replay_leaves_the_turn_to_others(
             if not interrupt.where:
                 break
         assert moment > 1
+
+
+def writing(value: float, nodes: int) -> tuple[HostGraph, Any]:
+    """A graph that writes a value, in so many nodes, and where."""
+    with graph(HostGraph()) as made:
+        into = DRIVER.buffer(1, "f")
+        for _ in range(nodes):
+            DRIVER.memset(into, value)
+    return made, into
+
+
+def runs(made: HostGraph, places: list[Any]) -> list[float] | None:
+    """What a replay writes to each of the places; None if it is refused."""
+    for place in places:
+        place.memory[0] = 0.0
+    try:
+        made.replay()
+    except GraphStateError:
+        return None
+    return [place.memory[0] for place in places]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("nodes", [1, 2], ids=["in place", "a new executable"])
+def test_an_interrupt_at_any_moment_of_an_update_leaves_both_graphs_whole(
+    interrupt_at: Any, nodes: int
+) -> None:
+    gc.collect()
+    before, seen = surroundings(), set()
+    for moment in count(1):
+        (first, one), (second, two) = writing(1.0, 1), writing(2.0, nodes)
+        first.replay()
+        second.replay()
+        interrupt = interrupt_at(moment, "tensorplay_core")
+        with suppress(KeyboardInterrupt), interrupt.armed():
+            first.update(second)
+        found = runs(first, [one, two]), runs(second, [one, two])
+        assert found in (([1.0, 0.0], [0.0, 2.0]), ([0.0, 2.0], None)), interrupt.where
+        assert first.node_count == (1 if found[1] else nodes), interrupt.where
+        seen.add(found[1] is None)
+        first.close()
+        second.close()
+        del one, two, first, second
+        assert surroundings() == before, interrupt.where
+        if not interrupt.where:
+            break
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_an_interrupt_at_any_moment_of_a_graph_s_end_loses_nothing(
+    interrupt_at: Any, how: str
+) -> None:
+    gc.collect()
+    before = surroundings()
+    for moment in count(1):
+        made, into = writing(1.0, 1)
+        interrupt = interrupt_at(moment, "tensorplay_core")
+        with suppress(KeyboardInterrupt), interrupt.armed():
+            getattr(made, how)()
+        assert runs(made, [into]) in ([1.0], None), interrupt.where
+        made.close()
+        del into, made
+        assert surroundings() == before, interrupt.where
+        if not interrupt.where:
+            break
+    assert moment > 10

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn, SupportsIndex, cast
 
-from . import reclaim, registry
-from .errors import ArgumentTypeError
-from .inspection import InspectionMethods
-from .pool import SharedPool
-from .protocols import Device, Executable, StagePlan, Template, Update
+from . import reclaim, registry, unwinding
+from .errors import ArgumentTypeError, GraphStateError
+from .protocols import Device, Executable, StagePlan
 from .runtime import Runtime, select
 from .staging import ConvertingStage
+from .updates import Parts, UpdateMethods, let_go
 
 __all__ = ["CUDAGraph", "is_current_stream_capturing"]
 
 
-class CUDAGraph(InspectionMethods):
+class CUDAGraph(UpdateMethods):
     """GPU (or host) work, recorded once and replayed for the price of a launch.
 
     Most users capture with ``with graph(g): ...``; the methods below are what that does.
@@ -48,7 +48,8 @@ class CUDAGraph(InspectionMethods):
         self._closed = False
         self._lock = threading.RLock()
         self._generators: tuple[object, ...] = ()
-        self._references = 0
+        self._references = self._revision = 0
+        self._updater = None
         self._orphaned = ""
         self._forget()
         self._serial = registry.register(self)
@@ -66,13 +67,16 @@ class CUDAGraph(InspectionMethods):
             if self._executable is not None and not self._keep_graph:
                 return
             executable = self._runtime.graph_instantiate(self._template)
-            before, self._executable = self._executable, executable
-            self._staged = None
-            # The driver's closure itself, not a method around it: each frame costs 50 ns a replay.
-            launch = self.__dict__["replay"] = executable.launch
-            self._references = sys.getrefcount(launch)
+            before = self._executable
+            self._run(executable)
         if before is not None:
             reclaim.dispose(before.close)
+
+    def _run(self, executable: Executable) -> None:
+        self._executable, self._staged = executable, None
+        # The driver's closure itself, not a method around it: each frame costs 50 ns a replay.
+        launch = self.__dict__["replay"] = executable.launch
+        self._references = sys.getrefcount(launch)
 
     def replay(self, stream: object = None) -> None:
         """Launches the graph. It returns at once; the device runs it in the stream's order.
@@ -120,16 +124,36 @@ class CUDAGraph(InspectionMethods):
             GraphStateError: Nothing was captured.
             StaleGraph, ReplayError, DriverCallFailed: As for ``replay``.
         """
-        staged = self._staged
-        if staged is None or not staged.serves(static_inputs):
-            staged = self._staged = ConvertingStage(
-                self._runtime,
-                self._ready("staging into"),
-                static_inputs,
-                device=self._device,
-                subject=repr(self),
-            )
-        staged(inputs, stream)
+        while True:
+            seen, staged = (self._executable, self._revision), self._staged
+            kept = staged is not None and staged.serves(static_inputs)
+            try:
+                if staged is None or not kept:
+                    staged = self._staged = ConvertingStage(
+                        self._runtime,
+                        self._ready("staging into"),
+                        static_inputs,
+                        device=self._device,
+                        subject=repr(self),
+                    )
+                staged(inputs, stream)
+                return
+            except GraphStateError:
+                # It takes the graph as it is: after an update, a reset or a new capture meanwhile
+                # a stage made before is good for nothing.
+                if self._staged is staged:
+                    self._staged = None
+                if not kept and not self._has_changed(seen):
+                    raise
+
+    def _has_changed(self, seen: tuple[Executable | None, int]) -> bool:
+        """True if what ``seen`` says of the graph is so no more, or will not be in a moment."""
+        updater = self._updater
+        if updater is not None and updater != (threading.get_ident(),):
+            time.sleep(1e-4)
+            return True
+        now = self._executable, self._revision
+        return self._template is not None and seen[0] is not None and now != seen
 
     def stage(self, static_inputs: Sequence[Any], results: Sequence[Any] = ()) -> StagePlan:
         """Prepares staged launches for a hot loop: ``plan = g.stage(...)``, then ``plan(inputs)``.
@@ -149,46 +173,6 @@ class CUDAGraph(InspectionMethods):
         """
         return self._runtime.stage(self._ready("staging into"), static_inputs, results)
 
-    def update(self, other: CUDAGraph) -> Update:
-        """Makes this graph run what ``other`` captured, keeping the executable where it can.
-
-        ``other`` is consumed: it is empty afterwards. Static inputs are from here on those of
-        ``other``, and plans made before are refused.
-
-        Returns:
-            Whether the executable was refreshed in place, and if not, why a new one was made.
-
-        Raises:
-            ArgumentTypeError: ``other`` is no graph, this one, or of another driver.
-            GraphStateError: Either graph was not captured.
-        """
-        if not isinstance(other, CUDAGraph) or other is self or other._runtime is not self._runtime:
-            raise ArgumentTypeError(
-                doing="updating",
-                subject=repr(self),
-                met=f"the other graph is {other!r}",
-                remedy="Pass another captured graph of the same driver.",
-            )
-        executable, template = self._ready("updating"), other._captured("updating from")
-        result = self._runtime.graph_update(executable, template)
-        old_template, old_pool = self._template, self._shared_pool
-        self._template, self._shared_pool = template, other._shared_pool
-        self._timeline = other._timeline
-        self._staged = None
-        other_executable = other._executable
-        other._forget()
-        if other_executable is not None:
-            reclaim.dispose(other_executable.close)
-        if not result.in_place:
-            self._executable = None
-            reclaim.dispose(executable.close)
-            self.instantiate()
-        if old_template is not None:
-            reclaim.dispose(old_template.close)
-        if old_pool is not None:
-            old_pool.release()
-        return result
-
     def upload(self, stream: object = None) -> None:
         """Moves the executable to the device, so that the first replay does not have to.
 
@@ -203,12 +187,11 @@ class CUDAGraph(InspectionMethods):
         Raises:
             GraphStateError: The graph is empty or closed.
         """
+        if self._template is None and self._capture is None:
+            raise self._wrong_state("retaining for", "Capture it first: with graph(g): ...")
+        self._retained.append(obj)
         if self._template is not None:
             self._template.retain(obj)
-        elif self._capture is not None:
-            self._retained.append(obj)
-        else:
-            raise self._wrong_state("retaining for", "Capture it first: with graph(g): ...")
 
     def register_generator_state(self, generator: object) -> None:
         """Lets the graph follow a random generator beside the device's default one.
@@ -237,9 +220,16 @@ class CUDAGraph(InspectionMethods):
                 if not self._is_mine():
                     raise self._wrong_state("resetting", "End the capture in its thread first.")
                 self._abort(None)
-            parts = self._executable, self._template, self._shared_pool
-            self._forget()
-        _let_go(*parts)
+        unwinding.through(self._end_parts, [])
+
+    def _end_parts(self, ended: list[Parts]) -> None:
+        """Forgets what it holds, noted in ``ended`` before, and lets go of it. Idempotent."""
+        with self._lock:
+            if not ended:
+                ended.append(self._parts())
+            if self._parts().are(ended[0]):
+                self._forget()
+        let_go(ended[0])
 
     def close(self) -> None:
         """Ends the graph for good. Idempotent, in any order, from any thread.
@@ -266,22 +256,11 @@ class CUDAGraph(InspectionMethods):
         if launch is not None and sys.getrefcount(launch) > self._references:
             # `make().replay()`, or a `g.replay` that was kept: its holder means to launch it yet.
             end = weakref.finalize(
-                self._executable, _let_go, None, self._template, self._shared_pool
+                self._executable, let_go, self._parts()._replace(executable=None)
             )
             end.atexit = False
         else:
             self.close()
-
-
-def _let_go(
-    executable: Executable | None, template: Template | None, shared: SharedPool | None
-) -> None:
-    """Ends the parts of a graph, now or once no capture is live."""
-    for part in (executable, template):
-        if part is not None:
-            reclaim.dispose(part.close)
-    if shared is not None:
-        shared.release()
 
 
 def is_current_stream_capturing(*, driver: str | None = None) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from tensorplay_core.errors import GraphStateError, TensorplayError
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.testing.facade import Facade
-from tensorplay_core.testing.oracle import churn
 from tensorplay_core.testing.workbench import Workbench
 
 from .checks import four_parts, unchanged
@@ -221,54 +220,3 @@ def test_a_kept_graph_is_instantiated_late_and_again(workbench: Workbench, facad
     made.instantiate()
     made.replay()
     assert workbench.read(total) == [2.0]
-
-
-@pytest.mark.needs("graph_update")
-def test_an_update_runs_the_other_graphs_work(workbench: Workbench, facade: Facade) -> None:
-    total = workbench.buffer([0.0])
-    first = facade.record(lambda: workbench.add_(total, 1.0))
-    second = facade.record(lambda: workbench.add_(total, 10.0))
-    first.update(second)
-    first.replay()
-    assert workbench.read(total) == [10.0]
-    with pytest.raises(GraphStateError):
-        second.replay()
-
-
-@pytest.mark.needs("graph_update")
-def test_an_updated_graph_owns_the_others_operands_and_results(
-    workbench: Workbench, facade: Facade
-) -> None:
-    total, operands = workbench.buffer([0.0]), [workbench.buffer([1.0]), workbench.buffer([5.0])]
-    two, results = [facade.new(), facade.new()], []
-    for made, operand in zip(two, operands, strict=True):
-        with facade.capture(made):
-            workbench.add_(total, operand)
-            results.append(workbench.double(operand))
-    two[0].update(two.pop())
-    del operands[:], operand, results[0]
-    churn(workbench, length=1)
-    for _ in range(2):
-        two[0].replay()
-    assert workbench.read(total) == [10.0]
-    assert workbench.read(results[0]) == [10.0]
-
-
-@pytest.mark.needs("graph_update")
-def test_an_update_by_other_work_still_runs_it_and_says_why_not_in_place(
-    workbench: Workbench, facade: Facade
-) -> None:
-    total, others = workbench.buffer([1.0]), [workbench.buffer([3.0])]
-
-    def more() -> None:
-        workbench.copy_(total, others[0])
-        workbench.add_(total, others[0])
-        workbench.add_(total, 1.0)
-
-    made = facade.record(lambda: workbench.add_(total, 1.0))
-    outcome = made.update(facade.record(more))
-    others.clear()
-    churn(workbench, length=1)
-    made.replay()
-    assert workbench.read(total) == [7.0]
-    assert outcome.in_place == (not outcome.reason)

@@ -1,0 +1,233 @@
+"""How one graph takes over what another captured, or is left as it was.
+
+Other threads may launch, reset, close or update either graph meanwhile, and an interrupt may come
+at any moment. So nothing is taken over before all that can fail is done; what was read at the
+beginning is compared once more at the end; and where the two disagree, the executable that may have
+been refreshed already is let go of: the graph makes another, of what it has, when it is wanted.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import is_
+from typing import NamedTuple
+
+from . import reclaim, unwinding
+from .errors import ArgumentTypeError, GraphStateError
+from .inspection import InspectionMethods
+from .pool import SharedPool
+from .protocols import Executable, Template, Update
+from .timeline import Timeline
+
+__all__ = ["Parts", "UpdateMethods", "let_go"]
+
+_claims = threading.Lock()
+
+
+class Parts(NamedTuple):
+    """What a graph holds of a capture, as it was at one moment."""
+
+    executable: Executable | None
+    template: Template | None
+    pool: SharedPool | None
+    timeline: Timeline | None
+    retained: tuple[object, ...]
+
+    def are(self, others: Parts) -> bool:
+        """True if they are the same objects; what is retained does not count."""
+        return all(map(is_, self[:4], others[:4]))
+
+
+class UpdateMethods(InspectionMethods):
+    """The updating part of a graph.
+
+    Attributes:
+        _updater: The number of the thread that updates it, or takes what it has for another; a
+            tuple of its own for each update.
+        _revision: Counts its updates.
+    """
+
+    _lock: threading.RLock
+    _updater: tuple[int] | None
+    _revision: int
+
+    def update(self, other: UpdateMethods) -> Update:
+        """Makes this graph run what ``other`` captured, keeping the executable where it can.
+
+        ``other`` is consumed: it is empty afterwards. Static inputs are from here on those of
+        ``other``, and plans made before are refused. If it raises, both are as they were.
+
+        Returns:
+            Whether the executable was refreshed in place, and if not, why a new one was made.
+
+        Raises:
+            ArgumentTypeError: ``other`` is no graph, this one, or of another driver.
+            GraphStateError: Either graph was not captured, is being updated, or was reset, closed
+                or captured anew meanwhile.
+            DriverCallFailed: The driver could not.
+        """
+        if (
+            not isinstance(other, UpdateMethods)
+            or other is self
+            or other._runtime is not self._runtime
+        ):
+            raise ArgumentTypeError(
+                doing="updating",
+                subject=repr(self),
+                met=f"the other graph is {other!r}",
+                remedy="Pass another captured graph of the same driver.",
+            )
+        with _claimed(self, other):
+            executable = self._ready("updating")
+            template = other._captured("updating from")
+            before, others = self._parts(), other._parts()
+            if before.executable is not executable or others.template is not template:
+                raise self._meanwhile()
+            result, made = None, executable
+            try:
+                for kept in before.retained:
+                    template.retain(kept)
+                result = self._runtime.graph_update(executable, template)
+                if not result.in_place:
+                    made = self._runtime.graph_instantiate(template)
+                unwinding.through(self._take_over, other, made, before, others)
+                unwinding.through(_tidy, before, others, made)
+            except BaseException as error:
+                unwinding.through(
+                    self._back_out, other, before, others, result, made, certain=_is_plain(error)
+                )
+                raise
+            return result
+
+    def _take_over(
+        self, other: UpdateMethods, executable: Executable, before: Parts, others: Parts
+    ) -> None:
+        """Holds what ``other`` held. Idempotent."""
+        with self._lock, other._lock:
+            if self._template is not others.template:
+                if not (self._parts().are(before) and other._parts().are(others)):
+                    raise self._meanwhile()
+                self._template = others.template
+            self._retained = [*before.retained, *others.retained]
+            self._shared_pool, self._timeline = others.pool, others.timeline
+            self._staged = None
+            self._revision += 1
+            if self._executable is not executable:
+                self._run(executable)
+            if other._template is others.template:
+                other._forget()
+
+    def _back_out(
+        self,
+        other: UpdateMethods,
+        before: Parts,
+        others: Parts,
+        result: Update | None,
+        made: Executable | None,
+        *,
+        certain: bool,
+    ) -> None:
+        """Undoes an update that did not come to its end. Idempotent.
+
+        Args:
+            other: The other graph.
+            before: What this graph held.
+            others: What the other held.
+            result: What the driver said, None if it did not get there.
+            made: What this graph was to run.
+            certain: No interrupt broke in: the driver changed nothing without saying so.
+        """
+        if self._template is others.template:  # It was done, but for the tidying.
+            _tidy(before, others, made)
+            return
+        if made is not None and made is not before.executable:
+            reclaim.dispose(made.close)
+        if not certain or (result is not None and result.in_place):
+            self._stop_running(before.executable)
+        if result is not None and not result.in_place:
+            # Of some graphs there is one executable at a time: the other's may have gone.
+            other._stop_running(others.executable)
+
+    def _stop_running(self, executable: Executable | None) -> None:
+        """Lets go of the executable, if it has it still; the next use makes another."""
+        with self._lock:
+            if executable is not None and self._executable is executable:
+                self._executable, self._staged = None, None
+                self.__dict__.pop("replay", None)
+        if executable is not None:
+            reclaim.dispose(executable.close)
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self._executable,
+            self._template,
+            self._shared_pool,
+            self._timeline,
+            tuple(self._retained),
+        )
+
+    def _meanwhile(self) -> GraphStateError:
+        return GraphStateError(
+            doing="updating",
+            subject=repr(self),
+            met="one of the two graphs was reset, closed or captured anew meanwhile",
+            remedy="Update a graph while no other thread ends it or the other.",
+        )
+
+    @abstractmethod
+    def _ready(self, doing: str) -> Executable:
+        """The executable, made if need be."""
+
+    @abstractmethod
+    def _run(self, executable: Executable) -> None:
+        """Launches ``executable`` from now on."""
+
+
+def let_go(parts: Parts, *, but: Executable | None = None) -> None:
+    """Ends the parts of a graph, now or once no capture is live. Idempotent.
+
+    Args:
+        parts: What is not needed any more.
+        but: An executable that is.
+    """
+    for part in (parts.executable, parts.template):
+        if part is not None and part is not but:
+            reclaim.dispose(part.close)
+    if parts.pool is not None:
+        parts.pool.release()
+
+
+def _tidy(before: Parts, others: Parts, executable: Executable | None) -> None:
+    """Lets go of what neither graph needs once ``executable`` runs for the one. Idempotent."""
+    let_go(others._replace(template=None, pool=None))
+    let_go(before, but=executable)
+
+
+def _is_plain(error: BaseException) -> bool:
+    return isinstance(error, Exception)
+
+
+@contextmanager
+def _claimed(graph: UpdateMethods, other: UpdateMethods) -> Iterator[None]:
+    """Nobody else updates either graph, or from it, while entered."""
+    claim = (threading.get_ident(),)
+    try:
+        with _claims:
+            for one in (graph, other):
+                if one._updater is not None:
+                    whose = "this thread" if one._updater == claim else "another thread"
+                    raise GraphStateError(
+                        doing="updating",
+                        subject=repr(graph),
+                        met=f"{whose} is in the midst of an update of or from {one!r}",
+                        remedy="Update a graph from one place at a time.",
+                    )
+            graph._updater = other._updater = claim
+        yield
+    finally:
+        for one in (graph, other):
+            if one._updater is claim:
+                one._updater = None
