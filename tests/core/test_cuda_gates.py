@@ -1,5 +1,7 @@
 """What the CUDA driver does on which version, seen in its native calls. No GPU is needed."""
 
+import sys
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -327,3 +329,30 @@ def test_an_adopted_capture_makes_a_pool_when_it_wants_one() -> None:
     with pytest.raises(IndexError):
         _ = capture.pool
     assert len(made) == 1
+
+
+def test_staged_launches_of_several_threads_are_all_known() -> None:
+    plugin = Conditionals(Driver(13000))
+    made = plugin.make_executable(plugin.template_of(None, 7, object(), 0), 8, object(), lambda: 0)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            staged: list[Any] = [Thing() for _ in range(4)]
+            threads = [threading.Thread(target=made.depend, args=(one,)) for one in staged]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert {id(one) for one in made.staged()} == set(map(id, staged))
+            staged.clear()
+            assert made.staged() == []
+    finally:
+        sys.setswitchinterval(interval)
+
+
+class Thing:
+    """Stands for a staged launch."""
+
+    def close(self) -> None:
+        pass

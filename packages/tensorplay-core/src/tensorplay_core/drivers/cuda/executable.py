@@ -52,7 +52,6 @@ class CudaExecutable:
         dead: What a capture that checks liveness read and has died since.
         turn: Taken for each launch and each change of the native executable.
         generation: Counts the updates in place.
-        dependents: Staged launches of what it runs now; None as long as there never were any.
         closed: True from ``close`` on.
     """
 
@@ -73,7 +72,9 @@ class CudaExecutable:
         self.turn = Turn(self.subject)
         self.generation = 0
         self.closed = False
-        self.dependents: weakref.WeakSet[StagedLaunch] | None = None
+        # Staged launches of what it runs now. Each change is one step of a dict's, so that threads
+        # that make or drop some meanwhile are in nobody's way.
+        self._dependents: dict[int, weakref.ref[StagedLaunch]] = {}
         self._work, self._owner = work, owner
         self._order: Order | None = None
         self._retired: list[tuple[Event | None, Owned]] = []
@@ -194,17 +195,17 @@ class CudaExecutable:
         self.generation += 1
         for dependent in self.staged():
             dependent.retire()
-        self.dependents = None
+            self._dependents.pop(id(dependent), None)
 
     def depend(self, staged: StagedLaunch) -> None:
         """``staged`` launches what it runs now, and ends with that."""
-        if self.dependents is None:
-            self.dependents = weakref.WeakSet()
-        self.dependents.add(staged)
+        number, known = id(staged), self._dependents
+        known[number] = weakref.ref(staged, lambda _: known.pop(number, None))
 
     def staged(self) -> list[StagedLaunch]:
         """Those that depend on it."""
-        return [] if self.dependents is None else list(self.dependents)
+        refs = list(self._dependents.values())
+        return [one for ref in refs if (one := ref()) is not None]
 
     def settle(self, wait: Callable[[], object]) -> None:
         """Its owner waits for all launches so far: lets go of what only earlier ones used."""
