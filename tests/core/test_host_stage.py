@@ -6,12 +6,18 @@ from typing import Any
 import numpy
 import pytest
 
+from tensorplay_core import graph, select
 from tensorplay_core.errors import (
     ArgumentError,
+    ArgumentTypeError,
     GraphStateError,
     OperationRefused,
     SignatureMismatch,
 )
+
+from .host_work import HostGraph
+
+DRIVER: Any = select("host").driver
 
 
 def summing(host: Any, first: Any, second: Any) -> tuple[Any, Any]:
@@ -175,3 +181,25 @@ def test_a_refused_stream_leaves_the_static_inputs_as_they_were(
         call([fresh, fresh], stream=0)
     host.runtime.graph_abort(capture, None)
     assert first.tolist() == second.tolist() == [0.0, 0.0]
+
+
+def test_buffers_in_a_generator_are_read_once_and_inputs_must_have_a_length() -> None:
+    total, x = DRIVER.buffer([0.0]), DRIVER.buffer([1.0])
+    with graph(HostGraph()) as made:
+        DRIVER.copy(total, x)
+    plan = made.stage((one for one in [x]), (one for one in [total]))
+    assert plan([DRIVER.buffer([3.0])])[0].tolist() == [3.0]
+    for odd in ((one for one in [x]), None):
+        with pytest.raises(SignatureMismatch, match="inputs: captured 1 arrays"):
+            plan(odd)
+    made.stage_and_launch([x], (one for one in [DRIVER.buffer([4.0])]))
+    for given in (None, 3, x):
+        with pytest.raises(ArgumentTypeError):
+            made.stage(given)
+
+
+def test_a_closed_graph_says_that_it_stays_closed() -> None:
+    made = HostGraph()
+    made.close()
+    with pytest.raises(GraphStateError, match="stays so"):
+        made.replay()

@@ -230,3 +230,63 @@ def test_a_nested_input_is_refused_and_the_process_lives(forked: Any) -> None:
     assert done.returncode == 0, done.stderr
     names = ("plan", "plan called before", "launch", "callable", "module")
     assert done.stdout.splitlines() == [f"{name} refused" for name in names]
+
+
+@pytest.mark.parametrize("form", ["plan", "stage_and_launch"])
+@pytest.mark.parametrize("how", ["resize_", "storage"])
+def test_inputs_are_set_apart_from_buffers_that_moved(form: str, how: str) -> None:
+    """The graph on the CPU goes where a storage is; what it overlaps has to be looked for there."""
+    a, b = torch.zeros(4), torch.zeros(4)
+    with tp.graph(tp.CUDAGraph(device="cpu")) as g:
+        y = a + b * 100
+    plan = g.stage([a, b], [y])
+    g.stage_and_launch([a, b], [torch.ones(4), torch.ones(4)])
+    if how == "resize_":
+        a.resize_(100_000)
+        a.resize_(4)
+    else:
+        a.untyped_storage().resize_(1 << 20)
+    for _ in range(2):
+        a.fill_(5.0)
+        if form == "plan":
+            assert plan([torch.ones(4), a])[0].tolist() == [501.0] * 4
+        else:
+            g.stage_and_launch([a, b], [torch.ones(4), a])
+            assert y.tolist() == [501.0] * 4
+
+
+@pytest.mark.parametrize("how", ["data", "set_"])
+def test_a_static_buffer_with_other_memory_is_copied_from(device: str, how: str) -> None:
+    a = torch.zeros(4, device=device)
+    with tp.graph(tp.CUDAGraph(device=device)) as g:
+        y = a + 1
+    plan, other = g.stage([a], [y]), torch.full((4,), 7.0, device=device)
+    plan([torch.ones(4, device=device)])
+    g.stage_and_launch([a], [torch.ones(4, device=device)])
+    if how == "data":
+        a.data = other
+    else:
+        a.set_(other)
+    assert plan([a])[0].tolist() == [8.0] * 4
+    other.fill_(9.0)
+    g.stage_and_launch([a], [a])
+    assert y.tolist() == [10.0] * 4
+
+
+def test_a_tensor_by_itself_is_no_list_of_inputs(device: str) -> None:
+    a = torch.zeros(4, device=device)
+    with tp.graph(tp.CUDAGraph(device=device)) as g:
+        y = a + 1
+    with pytest.raises(tp.ArgumentTypeError):
+        g.stage_and_launch([a], torch.ones(2, 4, device=device))
+    with pytest.raises(tp.SignatureMismatch):
+        g.stage([a], [y])(torch.ones(2, 4, device=device))
+
+
+def test_an_expanded_tensor_is_no_static_buffer(device: str) -> None:
+    a = torch.zeros(1, device=device).expand(4)
+    with tp.graph(tp.CUDAGraph(device=device)) as g:
+        a + 1
+    for stage in (lambda: g.stage([a]), lambda: g.stage_and_launch([a], [torch.ones(4)])):
+        with pytest.raises(tp.ArgumentTypeError, match="share memory"):
+            stage()

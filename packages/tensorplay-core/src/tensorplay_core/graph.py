@@ -13,7 +13,7 @@ from . import reclaim, registry, unwinding
 from .errors import ArgumentTypeError, GraphStateError
 from .protocols import Device, Executable, StagePlan
 from .runtime import Runtime, select
-from .staging import ConvertingStage
+from .staging import ConvertingStage, sequence
 from .updates import Parts, UpdateMethods, let_go
 
 __all__ = ["CUDAGraph", "is_current_stream_capturing"]
@@ -171,7 +171,8 @@ class CUDAGraph(UpdateMethods):
             GraphStateError: Nothing was captured.
             UnsupportedByDriver: The driver cannot stage.
         """
-        return self._runtime.stage(self._ready("staging into"), static_inputs, results)
+        static, wanted = sequence(static_inputs, "static_inputs"), sequence(results, "results")
+        return self._runtime.stage(self._ready("staging into"), static, wanted)
 
     def upload(self, stream: object = None) -> None:
         """Moves the executable to the device, so that the first replay does not have to.

@@ -302,6 +302,8 @@ class CaptureMethods(ConditionalMethods, ABC):
 
     def _wrong_state(self, doing: str, remedy: str) -> GraphStateError:
         met = f"it is {self._state()}"
+        if self._closed:
+            remedy = "Capture into a new CUDAGraph: what is closed stays so."
         if self._orphaned:
             met += f": thread {self._orphaned!r} ended inside its capture, which was discarded"
         return GraphStateError(doing=doing, subject=repr(self), met=met, remedy=remedy)

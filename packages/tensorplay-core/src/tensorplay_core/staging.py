@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -12,7 +12,7 @@ from .protocols import Device, Executable, StagePlan
 from .runtime import Runtime
 from .signature import ArrayFacts, a_type, differences, facts, shape_differences
 
-__all__ = ["ConvertingStage"]
+__all__ = ["ConvertingStage", "sequence"]
 
 
 class ConvertingStage:
@@ -40,7 +40,7 @@ class ConvertingStage:
     ) -> None:
         self._runtime, self._executable, self._subject = runtime, executable, subject
         self._device = device
-        self._static = _sequence(static_inputs, "static_inputs")
+        self._static = sequence(static_inputs, "static_inputs")
         self._captured: tuple[ArrayFacts, ...] = tuple(
             _facts(array, f"static_inputs[{place}]") for place, array in enumerate(self._static)
         )
@@ -60,6 +60,7 @@ class ConvertingStage:
 
         Raises:
             SignatureMismatch: Their count or a shape differs; nothing was changed.
+            ArgumentTypeError: They are no arrays in an order.
             ReplayError: This is inside another such call.
         """
         try:
@@ -68,7 +69,7 @@ class ConvertingStage:
             self._convert(inputs, stream)
 
     def _convert(self, inputs: Sequence[Any], stream: object) -> None:
-        inputs = _sequence(inputs, "inputs")
+        inputs = sequence(inputs, "inputs")
         found = shape_differences(self._captured, inputs)
         if found:
             raise SignatureMismatch(
@@ -132,11 +133,15 @@ class ConvertingStage:
         return apart
 
 
-def _sequence(given: Any, role: str) -> tuple[Any, ...]:
-    """``given``, unless it is no collection of arrays, or one array by itself."""
+def sequence(given: Any, role: str) -> tuple[Any, ...]:
+    """``given`` as a tuple, read once.
+
+    Raises:
+        ArgumentTypeError: It is one array by itself, or nothing that holds arrays in an order.
+    """
     if (
         hasattr(given, "shape")
-        or not isinstance(given, Collection)
+        or not isinstance(given, Iterable)
         or isinstance(given, Mapping | str | bytes)
     ):
         raise _no_array(role, given, "Pass a list or tuple of arrays.")

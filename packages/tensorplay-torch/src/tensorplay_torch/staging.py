@@ -45,6 +45,9 @@ def plan(
         ArgumentTypeError: A buffer is no tensor of plain memory, or they come in no sequence.
     """
     static = _buffers("static_inputs", static_inputs)
+    for place, one in enumerate(static):
+        if any(size > 1 and not step for size, step in zip(one.shape, one.stride(), strict=True)):
+            raise _no_buffers(f"static_inputs[{place}]", "expanded: its elements share memory")
     yields = _buffers("results", results)
     if isinstance(executable, CudaExecutable):
         return _CudaPlan(bases, executable, static, yields)
@@ -67,6 +70,7 @@ class _Plan:
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
         self._starts, self._ends = _spans(self._buffers)
+        self._places = tuple(map(torch.Tensor.data_ptr, self._buffers))
         self._fast = compile_check(static)
         self._learned: list[Callable[..., bool]] = []
 
@@ -91,7 +95,7 @@ class _Plan:
         raise GraphStateError(
             doing="staging inputs for",
             subject=repr(self._executable),
-            met="it is closed"
+            met="the graph is closed, or nobody held it any more"
             if now == CLOSED
             else "the graph was updated since this plan was made, and may read other buffers now",
             remedy="Capture again after reset() or close(), and make the plan anew: g.stage(...).",
@@ -116,6 +120,11 @@ class _Plan:
 
         A kind is inputs under autocast, in inference mode, parameters, and the like.
         """
+        if isinstance(inputs, torch.Tensor):
+            met = f"inputs: captured {len(self._static)} tensors, got one tensor by itself"
+            raise SignatureMismatch(
+                differences=[met], subject=repr(self._executable), doing="staging inputs for"
+            )
         if len(inputs) == len(self._static) and plain(inputs):
             for guard in self._learned:
                 if guard(*inputs):
@@ -147,8 +156,12 @@ class _Plan:
     def _apart(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs, with clones of those that an earlier copy of this call would overwrite."""
         apart = []
+        if (places := tuple(map(torch.Tensor.data_ptr, self._buffers))) != self._places:
+            # A storage was resized, and the graph goes where it is now.
+            self._starts, self._ends = _spans(self._buffers)
+            self._places = places
         for place, given in enumerate(inputs):
-            if given is self._static[place]:
+            if given is self._static[place] and _is_in_place_of(given, self._buffers[place]):
                 given = self._buffers[place]
             elif self._touches(given) and any(
                 overlap(given, buffer) for buffer in self._buffers[: place + 1]
@@ -212,7 +225,9 @@ class _CudaPlan(_Plan):
                 return results
             self._refuse_stale()
             self._refuse_unless_collection(inputs)
-            direct = self._direct = self._make()
+            made = self._make()
+            self._refuse_stale()  # An update meanwhile: the plan would be of its work.
+            direct = self._direct = made
         results = direct(inputs, stream=stream)
         if stream is not None:
             self._outlive(inputs, stream)
@@ -293,6 +308,11 @@ def _spans(buffers: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
             starts.append(start)
             ends.append(end)
     return starts, ends
+
+
+def _is_in_place_of(given: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """False if a static buffer was given other memory since: its contents have to be copied."""
+    return given.data_ptr() == buffer.data_ptr() and given.stride() == buffer.stride()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -28,6 +28,8 @@ def form_check(static: Sequence[memoryview]) -> Callable[[Sequence[Any]], bool]:
 
 
 def _differences(static: Sequence[memoryview], arrays: Sequence[Any]) -> list[str]:
+    if not hasattr(arrays, "__len__"):
+        return [f"inputs: captured {len(static)} arrays, got {a_type(arrays)}"]
     if len(arrays) != len(static):
         return [f"len(inputs): captured {len(static)}, got {len(arrays)}"]
     found = []
@@ -121,7 +123,7 @@ class Stage:
         raise GraphStateError(
             doing="staging inputs for",
             subject=repr(self._executable),
-            met="it is closed"
+            met="the graph is closed, or nobody held it any more"
             if now.recording is None
             else "the graph was updated since this plan was made, and may read other buffers now",
             remedy="Capture again after reset() or close(), and make the plan anew: g.stage(...).",
