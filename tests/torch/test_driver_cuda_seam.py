@@ -7,11 +7,13 @@ updates.
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from tensorplay_core import graph as capture
-from tensorplay_core.errors import GraphStateError
+from tensorplay_core.errors import GraphStateError, ReplayError
 from tensorplay_torch import staging
 from tensorplay_torch.resources import generators
 
@@ -199,6 +201,23 @@ def test_an_update_by_the_same_functions_reads_no_names(world):
         assert first.update(third).in_place
     finally:
         type(world.native).functions, type(world.native).kernel = None, "add"
+
+
+def test_an_update_in_the_midst_of_a_call_step_by_step_is_refused_and_waited_for(world):
+    first, second = captured(world), captured(world)
+    first.replay()
+    executable, outcomes = first._executable, []
+    thread = threading.Thread(target=lambda: outcomes.append(first.update(second)))
+    with executable.taken(None, "staging inputs for"):
+        with pytest.raises(ReplayError, match="updating"):
+            first.update(second)
+        thread.start()
+        thread.join(0.05)
+        assert not outcomes
+    thread.join(60)
+    assert outcomes[0].in_place
+    for g in (first, second):
+        g.close()
 
 
 @torch.library.custom_op("seam::opaque", mutates_args=())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -195,6 +197,89 @@ def test_a_converting_call_in_the_midst_of_another_spoils_nothing(device: str, n
         moments = Moments(number, within)
         in_a_thread(outer, moments)
         assert total.unique().tolist() == [11.0 + 1100.0 * len(served)], moments.where
+
+
+class Meddling:
+    """Replaces a graph by another in the midst of its work."""
+
+    def __init__(self) -> None:
+        self.act: Any = None
+
+    def __call__(self) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+
+
+meddle: dict[int, Meddling] = {}
+
+
+@torch.library.custom_op("staging::meddle", mutates_args=())
+def meddling(x: torch.Tensor, which: int) -> torch.Tensor:
+    meddle[which]()
+    return x + 1
+
+
+@meddling.register_fake
+def _(x: torch.Tensor, which: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("form", ["replay", "plan"])
+def test_an_update_in_the_midst_of_a_call_of_its_own_is_refused(form: str) -> None:
+    meddle[1] = Meddling()
+    x, made, other = torch.zeros(2), tp.CUDAGraph(device="cpu"), tp.CUDAGraph(device="cpu")
+    with tp.graph(made):
+        y = meddling(x, 1) + 0.0
+    with tp.graph(other):
+        meddling(x, 1) + 100.0
+    plan = made.stage([x], results=[y])
+
+    def act() -> None:
+        with pytest.raises(tp.ReplayError, match="updating"):
+            made.update(other)
+        refused.append(True)
+
+    refused: list[bool] = []
+    meddle[1].act = act
+    if form == "replay":
+        made.replay()
+        assert y.tolist() == [1.0] * 2
+    else:
+        (result,) = plan([torch.ones(2)])
+        assert result.tolist() == [2.0] * 2
+    assert refused
+    assert made.update(other).in_place
+
+
+@pytest.mark.parametrize("form", ["replay", "plan"])
+def test_calls_of_two_threads_inside_each_other_do_not_wait_for_ever(form: str) -> None:
+    x, both, outcomes = torch.zeros(2), threading.Barrier(2), []
+    graphs, calls = [tp.CUDAGraph(device="cpu") for _ in range(2)], []
+    for which, made in enumerate(graphs):
+        meddle[which] = Meddling()
+        with tp.graph(made):
+            y = meddling(x, which) * 1
+        plan = made.stage([x], results=[y])
+        calls.append(made.replay if form == "replay" else partial(plan, [torch.ones(2)]))
+
+    def act(other: int) -> None:
+        both.wait(60)
+        try:
+            calls[other]()
+            outcomes.append("served")
+        except tp.ReplayError:
+            outcomes.append("refused")
+
+    for which in (0, 1):
+        meddle[which].act = partial(act, 1 - which)
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "two calls wait for each other"
+    assert sorted(outcomes) == ["refused", "served"]
 
 
 NESTED = """

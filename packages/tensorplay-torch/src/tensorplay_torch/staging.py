@@ -22,12 +22,9 @@ from .resources.bases import Bases, cuda_driver
 from .resources.devices import index_of
 from .resources.signatures import compile_check, differences, guard_of, plain
 from .resources.streams import as_torch_stream
-from .resources.turns import holder, within
+from .resources.turns import CLOSED
 
 __all__ = ["plan"]
-
-CLOSED = -1
-"""The revision of an executable that is closed."""
 
 KINDS = 4
 """How many kinds of inputs a plan learns to accept fast."""
@@ -65,7 +62,6 @@ class _Plan:
     ) -> None:
         self._executable, self._static = executable, static
         self._revision = executable.revision
-        self._held = holder(executable.turn)
         # Aliases without autograd history: writing them is no operation that autograd follows.
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
@@ -142,15 +138,12 @@ class _Plan:
     def _step_by_step(
         self, inputs: Sequence[torch.Tensor], stream: object
     ) -> tuple[torch.Tensor, ...]:
-        executable = self._executable
-        if self._held():
-            raise within(repr(executable), doing="staging inputs for")
-        with executable.turn:
+        with self._executable.taken(stream, "staging inputs for") as launch:
             self._refuse_stale()
             for buffer, given in zip(self._buffers, self._apart(inputs), strict=True):
                 if given is not buffer:
                     buffer.copy_(given)
-            executable.launch_in_turn(stream)
+            launch()
             return tuple(tensor.clone() for tensor in self._yields)
 
     def _apart(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorplay_core.errors import CaptureError, StaleGraph, TensorplayError
@@ -11,16 +13,21 @@ from tensorplay_core.protocols import (
     Capture,
     CaptureMode,
     CaptureOptions,
-    Executable,
     Template,
     Update,
 )
 from tensorplay_core.runtime import Runtime
 from tensorplay_core.unwinding import through
-from tensorplay_torch.resources.bases import Bases, host_queue
+from tensorplay_torch.resources.bases import (
+    Bases,
+    HostExecutable,
+    HostProgram,
+    host_executable,
+    host_queue,
+)
 from tensorplay_torch.resources.devices import CPU
 from tensorplay_torch.resources.pools import TorchPool
-from tensorplay_torch.resources.turns import holder, within
+from tensorplay_torch.resources.turns import CLOSED, within
 from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import Operands
 from tensorplay_torch.tracking.surroundings import surroundings
@@ -167,33 +174,50 @@ class CpuTemplate:
 class CpuExecutable:
     """The host driver's executable, with torch's switches off while it runs.
 
+    Its turn is the host driver's: that watches who waits for whom, child graphs and pools included.
+
     Attributes:
         launch: Runs the operations, or records them as a child graph inside a capture.
-        launch_in_turn: The same for who has the turn.
-        turn: Held around each launch. Whoever copies in and out holds it around all three.
-        revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
-    launch_in_turn: Callable[..., None]
 
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
-        self.inner: Executable = base.graph_instantiate(template.inner)
-        self.turn = threading.RLock()
-        self.revision = 0
+        self.inner: HostExecutable = host_executable(base, template.inner)
         self._watched, self._count = template.watched, template.node_count
-        launch = isolated(self.inner.launch, template.dtype)
+        launch, run = (isolated(work, template.dtype) for work in (self.inner.launch, _run_program))
         self._draws, self._dtype = template.draws, template.dtype
         if template.watched is not None:
-            launch = self._checked(launch)
-        if template.draws:
-            launch = _drawing(launch)
-        self.launch_in_turn = launch
-        self.launch = _launcher(launch, self.turn, repr(self))
+            launch, run = self._checked(launch), self._checked(run)
+        self.launch, self._run = _drawing(launch) if template.draws else launch, run
 
     def __repr__(self) -> str:
         nodes = f"{self._count} node{'' if self._count == 1 else 's'}"
         return f"a graph of {nodes} on the CPU"
+
+    @property
+    def revision(self) -> object:
+        """What it runs now, which an update replaces by another; -1 once it is closed."""
+        program = self.inner.program
+        return CLOSED if program.recording is None else program
+
+    @contextmanager
+    def taken(self, stream: object, doing: str) -> Iterator[Callable[[], None]]:
+        """This thread's turn to copy in, to call what this yields, which launches, and to copy out.
+
+        In a capture there is no turn to take: all of that is recorded.
+
+        Raises:
+            ReplayError: This is inside a launch of it, or waiting would be for ever.
+            OperationRefused: The stream is captured, and not by this thread.
+        """
+        if getattr(_here, "recording", None) is not None:
+            yield partial(self.launch, stream)
+            return
+        self.inner.refuse_capturing(stream, "staging inputs")
+        program = self.inner.program
+        with self.inner.taken(program, doing):
+            yield partial(self._run, program)
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         def launch_alive(stream: object = None) -> None:
@@ -211,17 +235,20 @@ class CpuExecutable:
         return launch_alive
 
     def update(self, base: Runtime, template: CpuTemplate) -> Update:
-        """Makes it run the work of ``template``, if both keep their inputs alive."""
+        """Makes it run the work of ``template``, if both keep their inputs alive.
+
+        Raises:
+            ReplayError: This is inside a launch of it, which would go on with half of either.
+        """
+        if self.inner.is_within:
+            raise within(repr(self), doing="updating")
         if self._watched is not None or template.watched is not None:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
         if template.draws != self._draws:
             return Update(in_place=False, reason="only one of them draws random numbers")
         if template.dtype != self._dtype:
             return Update(in_place=False, reason="they were captured with other default dtypes")
-        with self.turn:
-            update = base.graph_update(self.inner, template.inner)
-            self.revision += update.in_place
-        return update
+        return base.graph_update(self.inner, template.inner)
 
     def upload(self, stream: object = None) -> None:
         """Nothing has to be moved; the stream is checked all the same."""
@@ -233,7 +260,6 @@ class CpuExecutable:
 
     def close(self) -> None:
         """Waits for launches under way, then lets the operations go."""
-        self.revision = -1
         self.inner.close()
 
 
@@ -265,16 +291,8 @@ def begin(
     return made
 
 
-def _launcher(run: Callable[..., None], turn: threading.RLock, subject: str) -> Callable[..., None]:
-    held = holder(turn)
-
-    def launch(stream: object = None) -> None:
-        if held():
-            raise within(subject)
-        with turn:
-            run(stream)
-
-    return launch
+def _run_program(program: HostProgram) -> None:
+    program.run()
 
 
 def _drawing(launch: Callable[..., None]) -> Callable[..., None]:

@@ -38,7 +38,7 @@ def isolated(launch: Callable[..., None], dtype: torch.dtype | None = None) -> C
     """``launch`` in isolation. Tensors that it writes count versions, as after eager work.
 
     Args:
-        launch: Runs recorded work.
+        launch: Runs recorded work; called with what it is itself to be called with.
         dtype: torch's default one when that was recorded, in which integers are divided and numbers
             drawn; None is the present one.
     """
@@ -46,7 +46,7 @@ def isolated(launch: Callable[..., None], dtype: torch.dtype | None = None) -> C
     force, _, plain = _guards()
     set_grad = required("set_grad_enabled", "replaying on the CPU")
 
-    def isolated_launch(stream: object | None = None) -> None:
+    def isolated_launch(stream: Any = None) -> None:
         if default_dtype() is not default:
             other = default_dtype()
             torch.set_default_dtype(default)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from types import TracebackType
 
-from tensorplay_core.errors import CaptureError, CaptureInvalidated, OperationRefused, UnjoinedWork
+from tensorplay_core.errors import (
+    CaptureError,
+    CaptureInvalidated,
+    DriverCallFailed,
+    OperationRefused,
+    UnjoinedWork,
+)
 from tensorplay_torch.tracking.culprit import name_of, outside, where
 
-__all__ = ["WAITING", "broken", "of_block", "of_operation"]
+__all__ = ["WAITING", "broken", "of_block", "of_operation", "torch_failure"]
 
 CODES = range(900, 909)
 """``cudaErrorStreamCapture...``."""
@@ -100,3 +106,16 @@ def _place(trace: TracebackType | None) -> str:
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
+
+
+def torch_failure(call: str, subject: str, error: RuntimeError) -> DriverCallFailed:
+    """A CUDA call that torch made and that failed, as an error of the tree."""
+    code = getattr(error, "error_code", None)
+    return DriverCallFailed(
+        call=call,
+        code=int(code) if code is not None else -1,
+        code_name=type(error).__name__,
+        meaning=str(error).partition("\n")[0],
+        subject=subject,
+        remedy="If the message speaks of an earlier kernel, find that with CUDA_LAUNCH_BLOCKING=1.",
+    )

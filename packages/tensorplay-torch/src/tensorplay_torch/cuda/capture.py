@@ -21,9 +21,9 @@ from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_b
 from tensorplay_torch.resources.streams import Lane, SideStreams, current_handle
 from tensorplay_torch.tracking.surroundings import Entered
 
-from .broken import WAITING, broken
+from .broken import WAITING, broken, torch_failure
 from .foreign import ForeignWork
-from .graph import Captured, CudaTemplate, torch_failure
+from .graph import Captured, CudaTemplate
 from .settling import forget_workspaces, settle
 from .unwind import drop, end_quietly, ended
 from .watch import Watch

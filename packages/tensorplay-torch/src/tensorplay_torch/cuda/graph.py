@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,12 @@ from tensorplay_torch.resources.devices import index_of, wait_for
 from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import as_torch_stream, current_handle
+from tensorplay_torch.resources.turns import CLOSED, OwnTurn
 
+from .broken import torch_failure
 from .watch import Watch
 
-__all__ = ["Captured", "CudaExecutable", "CudaTemplate", "torch_failure"]
+__all__ = ["Captured", "CudaExecutable", "CudaTemplate"]
 
 
 class Captured:
@@ -156,13 +158,10 @@ class CudaExecutable:
         launch: Enqueues the graph on the current stream, or on the one given.
         device: Where it runs.
         inner: The same executable, as core's CUDA driver launches it.
-        launch_in_turn: The same for who has the turn.
-        turn: Held by whoever copies in and out, around that and the launch.
         revision: Counts the updates in place; -1 once it is closed.
     """
 
     launch: Callable[..., None]
-    launch_in_turn: Callable[..., None]
 
     def __init__(self, bases: Bases, template: CudaTemplate) -> None:
         captured = template.captured
@@ -173,7 +172,7 @@ class CudaExecutable:
         self._updated: Captured | None = None
         self.device = captured.pool.device
         self._current = _current_stream(self.device)
-        self.turn = threading.RLock()
+        self._turn = OwnTurn()
         self.revision = 0
         self._closed = self._shown = False
         first = template.executable() if template.executable is not None else None
@@ -181,7 +180,7 @@ class CudaExecutable:
         self._draws: bool | None = None if made is None else False
         self.inner = self._by_torch(first) if made is None else made
         captured.hold()
-        self.launch = self.launch_in_turn = self._checked(self.inner.launch)
+        self.launch = self._checked(self.inner.launch)
 
     def _by_torch(self, before: CudaExecutable | None) -> NativeExecutable:
         """The executable that torch has of a graph: whoever had it can launch no more."""
@@ -273,8 +272,22 @@ class CudaExecutable:
         self._shown = True
         return int(self.inner.raw())
 
+    @contextmanager
+    def taken(self, stream: object, doing: str) -> Iterator[Callable[[], None]]:
+        """This thread's turn to copy in, to call what this yields (the launch), and to copy out."""
+        with self._turn.taken(repr(self), doing):
+            yield partial(self.launch, stream)
+
     def update(self, template: CudaTemplate) -> Update:
-        """Makes it run the work of ``template``, if torch need not be there when it runs."""
+        """Makes it run the work of ``template``, if torch need not be there when it runs.
+
+        Raises:
+            ReplayError: This thread is in the midst of copying in, launching and copying out.
+        """
+        with self._turn.taken(repr(self), "updating"):
+            return self._update(template)
+
+    def _update(self, template: CudaTemplate) -> Update:
         if self._draws is not False:
             known = "draws random numbers" if self._draws else "was never replayed, so it may draw"
             return Update(
@@ -308,7 +321,7 @@ class CudaExecutable:
             if self._closed:
                 return
             self._closed = True
-            self.revision = -1
+            self.revision = CLOSED
         # It waits for all launches: what the graph reads is reused as soon as it is let go.
         self.inner.close(idle=self._draws is None and not self._shown)
         for captured in (self._updated, self._captured):
@@ -317,19 +330,6 @@ class CudaExecutable:
 
     def _refused(self, met: str, remedy: str) -> GraphStateError:
         return GraphStateError(doing="replaying", subject=repr(self), met=met, remedy=remedy)
-
-
-def torch_failure(call: str, subject: str, error: RuntimeError) -> DriverCallFailed:
-    """A CUDA call that torch made and that failed, as an error of the tree."""
-    code = getattr(error, "error_code", None)
-    return DriverCallFailed(
-        call=call,
-        code=int(code) if code is not None else -1,
-        code_name=type(error).__name__,
-        meaning=str(error).partition("\n")[0],
-        subject=subject,
-        remedy="If the message speaks of an earlier kernel, find that with CUDA_LAUNCH_BLOCKING=1.",
-    )
 
 
 def _current_stream(device: torch.device) -> Callable[[], int]:

@@ -8,7 +8,7 @@ import torch
 
 from tensorplay_torch._private import PRIVATE
 
-from .graph import torch_failure
+from .broken import torch_failure
 
 __all__ = ["forget_workspaces", "settle"]
 

@@ -15,7 +15,18 @@ from tensorplay_core.runtime import Runtime
 if TYPE_CHECKING:
     from .streams import Lane
 
-__all__ = ["Bases", "CudaDriver", "Gaps", "NativeExecutable", "cuda_driver", "host_queue", "lend"]
+__all__ = [
+    "Bases",
+    "CudaDriver",
+    "Gaps",
+    "HostExecutable",
+    "HostProgram",
+    "NativeExecutable",
+    "cuda_driver",
+    "host_executable",
+    "host_queue",
+    "lend",
+]
 
 HINTS = {
     "cuda": "pip install 'tensorplay-torch[cuda13]' (or [cuda12], as torch.version.cuda says) "
@@ -114,6 +125,41 @@ class NativeExecutable(Executable, Protocol):
         ...
 
 
+class HostProgram(Protocol):
+    """What an executable of core's host driver runs. An update puts another in its place."""
+
+    @property
+    def recording(self) -> object | None:
+        """What it was made from; None once the executable is closed."""
+        ...
+
+    def run(self) -> None:
+        """Runs it, for who has its turn."""
+        ...
+
+
+class HostExecutable(Executable, Protocol):
+    """An executable of core's host driver."""
+
+    @property
+    def program(self) -> HostProgram:
+        """What a launch runs now."""
+        ...
+
+    @property
+    def is_within(self) -> bool:
+        """True in the midst of this thread's launch of it, or of one that shares memory with it."""
+        ...
+
+    def taken(self, program: HostProgram, doing: str) -> AbstractContextManager[None]:
+        """This thread's turn to run ``program``, with what it does before and after that."""
+        ...
+
+    def refuse_capturing(self, stream: object | None, operation: str) -> None:
+        """Raises OperationRefused if work on ``stream`` would be recorded, or has to wait."""
+        ...
+
+
 class Bases:
     """Child runtimes by name. They have no observers, so that nothing is counted twice."""
 
@@ -152,6 +198,11 @@ def lend(body: Capture, lane: Lane) -> None:
     """Has core's CUDA driver capture ``body`` on ``lane``, which stays its lender's."""
     native: Any = body
     native.lane, native.lent = lane.native, True
+
+
+def host_executable(base: Runtime, template: Template) -> HostExecutable:
+    """An executable of core's host driver, beyond the protocol."""
+    return cast("HostExecutable", base.graph_instantiate(template))
 
 
 def host_queue(base: Runtime) -> WorkQueue:

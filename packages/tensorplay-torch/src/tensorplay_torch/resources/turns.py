@@ -1,22 +1,39 @@
-"""Who has the turn of an executable: what asks for it in the midst of its own turn is refused."""
+"""Turns of executables: what asks for one in the midst of its own turn is refused."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tensorplay_core.errors import ReplayError
 
-__all__ = ["holder", "within"]
+__all__ = ["CLOSED", "OwnTurn", "within"]
+
+CLOSED = -1
+"""The revision of an executable that is closed."""
 
 
-def holder(turn: threading.RLock) -> Callable[[], bool]:
-    """What says whether this thread has the turn."""
-    owned: Callable[[], bool] = turn._is_owned  # type: ignore[attr-defined]
-    return owned
+class OwnTurn:
+    """Of one executable: a thread has it once, and others wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def taken(self, subject: str, doing: str) -> Iterator[None]:
+        """This thread's turn, while entered.
+
+        Raises:
+            ReplayError: It has it already.
+        """
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise within(subject, doing=doing)
+        with self._lock:
+            yield
 
 
-def within(subject: str, *, doing: str = "replaying") -> ReplayError:
+def within(subject: str, *, doing: str) -> ReplayError:
     """The error for code that runs in the midst of a call and makes another."""
     return ReplayError(
         doing=doing,

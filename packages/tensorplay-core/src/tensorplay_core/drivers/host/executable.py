@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from tensorplay_core.errors import GraphStateError, ReplayError
@@ -37,7 +38,7 @@ class Executable:
         # The closure refers to the cell and not to this object, so that both die by reference
         # counting; replacing what is in the cell reaches launches that were taken out before.
         self._cell = [program]
-        self._resolve = resolve
+        self._resolve, self._capturing = resolve, capturing
         self._threads = capturing.threads
         self.launch = _launcher(self._cell, capturing, resolve)
 
@@ -48,6 +49,41 @@ class Executable:
     def program(self) -> Program:
         """What a launch runs now."""
         return self._cell[0]
+
+    @property
+    def is_within(self) -> bool:
+        """True in the midst of this thread's launch of it, or of one that shares memory with it."""
+        state = self._threads.state
+        return state.executing > 0 and any(part.owner is state for part in self.program.turn.parts)
+
+    @contextmanager
+    def taken(self, program: Program, doing: str) -> Iterator[None]:
+        """This thread's turn to run ``program``, for who copies in before that and out after it.
+
+        As inside a replay: what launches in the midst of this is refused, or its waiting watched.
+
+        Raises:
+            ReplayError: This is inside a launch of it, or waiting would be for ever.
+        """
+        state = self._threads.state
+        with program.turn.taken(state, doing, repr(self)):
+            state.executing += 1
+            try:
+                yield
+            finally:
+                state.executing -= 1
+
+    def refuse_capturing(self, stream: object | None, operation: str) -> None:
+        """Raises OperationRefused if work on ``stream`` would be recorded, or has to wait."""
+        target = self._capturing.current if stream is None else self._resolve(stream)
+        if target.lane is not None and not self._threads.state.executing:
+            self._capturing.refuse(
+                operation,
+                f"{target} is captured elsewhere, and only the launch would be recorded there",
+                "Stage on another stream, or in the thread that captures.",
+                [target.lane.capture],
+            )
+        self._capturing.refuse_legacy(target, operation)
 
     def replace(self, program: Program) -> None:
         """Runs ``program`` from now on, once the launch under way is done.

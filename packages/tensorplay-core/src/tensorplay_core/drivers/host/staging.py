@@ -100,20 +100,14 @@ class Stage:
                 return self._record(inputs)
         self._work._capturing.refuse_legacy(target, "staging inputs")
         # One turn for all of it: no other launch may come between copy and launch.
-        turn, state = self._program.turn, self._work._capturing.threads.state
-        with turn.taken(state, "staging inputs for", repr(self._executable)):
+        with self._executable.taken(self._program, "staging inputs for"):
             self._refuse_stale()
-            # As inside a replay: what launches in the midst of this is refused, the copies too.
-            state.executing += 1
-            try:
-                self._program.refuse_stale()
-                for into, source in zip(self._static, self._apart(inputs), strict=True):
-                    if source is not into:
-                        into.cast("B")[:] = source.cast("B")
-                self._program.run()
-                return tuple(map(self._work._copied, self._results))
-            finally:
-                state.executing -= 1
+            self._program.refuse_stale()
+            for into, source in zip(self._static, self._apart(inputs), strict=True):
+                if source is not into:
+                    into.cast("B")[:] = source.cast("B")
+            self._program.run()
+            return tuple(map(self._work._copied, self._results))
 
     def _refuse_stale(self) -> None:
         """Raises GraphStateError before anything is written that the graph would not read."""

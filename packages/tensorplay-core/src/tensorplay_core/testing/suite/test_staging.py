@@ -194,3 +194,44 @@ def test_a_staged_call_in_the_midst_of_another_spoils_nothing(
         in_a_thread(lambda: call(ours), moments)
         workbench.synchronize()
         assert workbench.read(total) == [11.0 + 1100.0 * len(served)], moments.where
+
+
+def test_an_update_in_the_midst_of_a_staged_call_mixes_nothing(
+    workbench: Workbench, facade: Facade
+) -> None:
+    """The call gives what the old work makes of its inputs, or is refused; so is the update."""
+    x, y, total = (workbench.buffer([0.0]) for _ in range(3))
+    given = [workbench.buffer([value]) for value in (1.0, 10.0)]
+
+    def recorded(more: float) -> Any:
+        def work() -> None:
+            workbench.add_(total, x)
+            workbench.add_(total, y)
+            workbench.add_(total, more)
+
+        return facade.record(work)
+
+    def attempt(number: int) -> Moments:
+        made, other = recorded(100.0), recorded(200.0)
+        made.replay()
+        plan = made.stage([x, y], [total])
+        plan(given)
+        workbench.write(total, [0.0])
+
+        def midst() -> None:
+            with suppress(TensorplayError):
+                made.update(other)
+
+        def call() -> None:
+            with suppress(GraphStateError):
+                (result,) = plan(given)
+                results.append(workbench.read(result))
+
+        results: list[Any] = []
+        moments = Moments(number, midst)
+        in_a_thread(call, moments)
+        assert results in ([], [[111.0]]), moments.where
+        return moments
+
+    for number in attempt(0).first.values():
+        attempt(number)
