@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensorplay_torch as tp
 from tensorplay_core import reclaim, registry
+from tensorplay_torch.tracking.state import watching
 
 # One moment in so many is tried: there are thousands, and EVERY=1 tries them all.
 EVERY = int(os.environ.get("EVERY", "41"))
@@ -34,6 +35,7 @@ def surroundings() -> tuple[object, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.get_rng_state().tolist(),
         len(_global_optimizer_pre_hooks),
+        len(watching),
         gc.isenabled(),
         reclaim.captures_live(),
         registry.capturing_here(),

@@ -260,7 +260,7 @@ class Watching:
     def _hooked(self) -> Iterator[tuple[tuple[str, int, int], tuple[str, Any]]]:
         for said, hooks in self._all_hooks():
             for number, hook in hooks.items():
-                # Captures, in this thread or in another, have hooks of their own.
+                # That by which captures see optimizers step does nothing outside of them.
                 if not (getattr(hook, "__module__", None) or "").startswith(OURS):
                     yield (said, number, id(hook)), (said, hook)
 

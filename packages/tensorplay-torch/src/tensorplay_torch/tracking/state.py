@@ -8,7 +8,6 @@ failed one ``restore`` puts back what was bound before.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from tensorplay_core.errors import OperationRefused
 
 from .culprit import where
+from .untraced import untraced
 
 __all__ = ["Bindings"]
 
@@ -46,24 +46,16 @@ class Bindings:
         self._steps: dict[int, _Step] = {}
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._thread = 0
-        # torch counts its own upwards from 0.
-        self._number = -next(_serials)
-        self._handle: Any = None
 
     def start(self) -> None:
         """Begins to watch this thread's optimizers."""
         self._thread = threading.get_ident()
-        if HOOKS is None:
-            self._handle = register_optimizer_step_pre_hook(self._stepping)
-        else:
-            HOOKS[self._number] = self._stepping
+        _keep_hook()
+        watching[self] = None
 
     def stop(self) -> None:
-        """Stops. Idempotent."""
-        if HOOKS is not None:
-            HOOKS.pop(self._number, None)
-        elif self._handle is not None:
-            self._handle.remove()
+        """Stops, in whichever thread. Idempotent."""
+        watching.pop(self, None)
 
     def leaf(self, tensor: torch.Tensor) -> None:
         """``tensor`` is used; if it is a leaf, its ``.grad`` is remembered."""
@@ -103,16 +95,39 @@ class Bindings:
         self._steps.clear()
         self._grads.clear()
 
-    def _stepping(self, optimizer: Optimizer, *_: object) -> None:
+    def stepping(self, optimizer: Optimizer) -> None:
+        """``optimizer`` is about to step in this thread, which counts if it is the one watched."""
         if threading.get_ident() == self._thread and id(optimizer) not in self._steps:
             self._steps[id(optimizer)] = _Step(optimizer, self._is_born)
 
 
-HOOKS: dict[int, Any] | None = register_optimizer_step_pre_hook.__globals__.get(
-    "_global_optimizer_pre_hooks"
-)
-"""Where torch keeps what it calls before a step: there is no handle that an interrupt may lose."""
-_serials = itertools.count(1)
+watching: dict[Bindings, None] = {}
+"""Those that have started and not stopped, of all threads."""
+
+
+def _stepping(optimizer: Optimizer, *_: object) -> None:
+    """Runs before each step of each optimizer, also of those that no capture has to do with."""
+    if watching:
+        _tell(optimizer)
+
+
+@untraced
+def _tell(optimizer: Optimizer) -> None:
+    # A list, made at one go: other threads start and stop meanwhile.
+    for one in list(watching):
+        one.stepping(optimizer)
+
+
+_handle = register_optimizer_step_pre_hook(_stepping)
+"""One hook for good: to add one for a capture would break the steps of other threads, which go
+through torch's dict of hooks meanwhile."""
+
+
+def _keep_hook() -> None:
+    """Registers the hook again, if somebody cleared all hooks."""
+    hooks = _handle.hooks_dict_ref()
+    if hooks is not None and _handle.id not in hooks:
+        hooks[_handle.id] = _stepping
 
 
 class _Step:
