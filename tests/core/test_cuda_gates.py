@@ -356,3 +356,31 @@ class Thing:
 
     def close(self) -> None:
         pass
+
+
+def test_an_order_leaves_launches_where_their_owner_diverted_them() -> None:
+    """torch advances its generators in launches of its own: no other way may take their place."""
+    driver = Driver(13000)
+    plugin, told = Conditionals(driver), []
+    made = plugin.make_executable(plugin.template_of(None, 7, object(), 0), 8, object(), lambda: 5)
+    driver.answers["cuStreamIsCapturing"] = lambda stream: 0
+
+    def owners(native_executable: Any, target: Any) -> tuple[int]:
+        told.append(int(target))
+        return (0,)
+
+    made.divert(owners)
+    for _ in range(2):
+        driver.made.clear()
+        made.follow(6, "copying")
+        asked = [name for name, _ in driver.made]
+        # Each time anew: of what the owner launched meanwhile nobody was told.
+        assert "cuEventRecord" in asked
+        assert "cuStreamWaitEvent" in asked
+        made.launch()
+    assert told == [5, 5]
+    assert "cuGraphLaunch" not in [name for name, _ in driver.made]
+    made.divert(None)
+    made.launch()
+    assert told == [5, 5]
+    assert "cuGraphLaunch" in [name for name, _ in driver.made]

@@ -12,8 +12,9 @@ import pytest
 from tensorplay_core.drivers.cuda import topology
 from tensorplay_core.drivers.cuda.bindings import Calls
 from tensorplay_core.drivers.cuda.captures import Branches
-from tensorplay_core.drivers.cuda.executable import CudaExecutable, _launcher
+from tensorplay_core.drivers.cuda.executable import CudaExecutable
 from tensorplay_core.drivers.cuda.hot import Hot, hot_calls
+from tensorplay_core.drivers.cuda.launching import launcher
 from tensorplay_core.drivers.cuda.turn import Turn
 from tensorplay_core.errors import ReplayError
 from tensorplay_core.topology import Node, Topology
@@ -96,7 +97,7 @@ class Launches:
             mended=lambda code: code == 201 and self.mend(), fail=self.fail
         )
         work: Any = SimpleNamespace(hot=hot)
-        self.launch, self.target, self.rebind, _ = _launcher(
+        self.launch, self.target, self.rebind, _ = launcher(
             work, "exec", self.call, self.turn, lambda: self.current, executable
         )
 

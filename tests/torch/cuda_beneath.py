@@ -136,6 +136,7 @@ class Native:
             raw=lambda: raw,
             close=close,
             settle=settle,
+            follow=lambda stream, doing: None,
         )
         assert {"close", "divert"} <= ASKED <= vars(made).keys()
         return made

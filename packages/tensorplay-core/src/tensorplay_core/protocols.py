@@ -174,6 +174,11 @@ class Executable(Protocol):
     ``launch(stream=None)`` is an attribute, a closure the driver builds once: None is the current
     stream; a stream object or an int handle is that stream. It enqueues and returns. It is the
     whole hot path, safe from any thread, so it makes no hook call and allocates nothing.
+
+    Where there is a ``taken(stream, doing)``, it is a context manager: this thread's turn to copy
+    into buffers of the graph and then to call what it yields, which launches. No other launch and
+    no staged call of the graph comes between; in the midst of the thread's own it raises
+    ReplayError. Without it only calls that copy by hand are kept apart from each other.
     """
 
     launch: Callable[..., None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
@@ -101,19 +102,26 @@ class ConvertingStage:
         return copy
 
     def _copy_and_launch(self, inputs: Sequence[Any]) -> None:
+        taken: Any = getattr(self._executable, "taken", self._alone)
+        with taken(None, "staging inputs for") as launch:
+            for static, source in zip(self._static, self._apart(inputs), strict=True):
+                if source is not static:
+                    self._runtime.array_copy(static, source)
+            launch()
+
+    @contextmanager
+    def _alone(self, _: object, doing: str) -> Iterator[Callable[[], None]]:
+        """The turn of such calls alone, for a driver that has none for all."""
         if self._by_hand._is_owned():  # type: ignore[attr-defined]
             raise ReplayError(
-                doing="staging inputs for",
+                doing=doing,
                 subject=self._subject,
                 met="this thread is in the midst of such a call, and a finaliser or a signal "
                 "handler makes another: the inputs of both would be mixed",
                 remedy="Let such code note what is to be done and do it later.",
             )
         with self._by_hand:
-            for static, source in zip(self._static, self._apart(inputs), strict=True):
-                if source is not static:
-                    self._runtime.array_copy(static, source)
-            self._executable.launch()
+            yield self._executable.launch
 
     def _apart(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with copies of those that an earlier copy of this call would overwrite."""

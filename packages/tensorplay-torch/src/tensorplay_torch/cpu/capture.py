@@ -216,7 +216,7 @@ class CpuExecutable:
             return
         self.inner.refuse_capturing(stream, "staging inputs")
         program = self.inner.program
-        with self.inner.taken(program, doing):
+        with self.inner.turn_for(program, doing):
             yield partial(self._run, program)
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:

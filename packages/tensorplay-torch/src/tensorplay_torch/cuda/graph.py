@@ -276,6 +276,7 @@ class CudaExecutable:
     def taken(self, stream: object, doing: str) -> Iterator[Callable[[], None]]:
         """This thread's turn to copy in, to call what this yields (the launch), and to copy out."""
         with self._turn.taken(repr(self), doing):
+            self.inner.follow(stream, doing)
             yield partial(self.launch, stream)
 
     def update(self, template: CudaTemplate) -> Update:

@@ -116,6 +116,10 @@ class NativeExecutable(Executable, Protocol):
         """Ends it; ``idle`` says that it was never launched."""
         ...
 
+    def follow(self, stream: object, doing: str) -> None:
+        """What is enqueued on the stream from here on comes after all launches so far."""
+        ...
+
     def settle(self, wait: Callable[[], object]) -> None:
         """Its owner waits for all launches so far: lets go of what only earlier ones used."""
         ...
@@ -151,7 +155,7 @@ class HostExecutable(Executable, Protocol):
         """True in the midst of this thread's launch of it, or of one that shares memory with it."""
         ...
 
-    def taken(self, program: HostProgram, doing: str) -> AbstractContextManager[None]:
+    def turn_for(self, program: HostProgram, doing: str) -> AbstractContextManager[None]:
         """This thread's turn to run ``program``, with what it does before and after that."""
         ...
 

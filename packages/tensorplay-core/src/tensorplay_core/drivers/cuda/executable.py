@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensorplay_core.errors import CaptureInvalidated, GraphStateError
+from tensorplay_core.errors import CaptureError, CaptureInvalidated, GraphStateError
 
 from .conditions import Call, alive, elsewhere, in_context, stale
 from .direct import direct
 from .ending import end
 from .failures import CAPTURE_UNSUPPORTED, INVALID_CONTEXT, failure
+from .launching import current_of, launcher
 from .order import Order
-from .streams import Event, handle_of
+from .streams import Event
 from .turn import Turn
 
 if TYPE_CHECKING:
     from .captures import CudaTemplate, Owned
-    from .contexts import CudaDevice
     from .staging import StagedLaunch
     from .work import Work
 
@@ -77,6 +79,7 @@ class CudaExecutable:
         self._dependents: dict[int, weakref.ref[StagedLaunch]] = {}
         self._work, self._owner = work, owner
         self._order: Order | None = None
+        self._diverted: Call | None = None
         self._retired: list[tuple[Event | None, Owned]] = []
         # What earlier templates own, too: their last launches may be waited for at the end only.
         self._kept: list[Any] = [template.owned, self._retired]
@@ -87,8 +90,8 @@ class CudaExecutable:
             self._call = in_context(work, self.device, self._call, self.elsewhere)
         if template.owned.watched:
             self._call = alive(self.dead, self.subject, self._call)
-        self.current = current or _current(work, self.device)
-        launch, self.target, rebind, failed = _launcher(
+        self.current = current or current_of(work, self.device)
+        launch, self.target, rebind, failed = launcher(
             work, native, self._call, self.turn, self.current, self
         )
         self.launch, self._rebind = direct(work, self, launch, rebind, failed)
@@ -111,7 +114,7 @@ class CudaExecutable:
             if self._order is None:
                 self._order = Order(self._work, self.device, self.native)
                 self._call = self._order.around(self._call, self.native)
-                self._rebind(self._call)
+                self._rebind(self._diverted or self._call)
             return self._order
 
     def plain(self) -> bool:
@@ -126,6 +129,7 @@ class CudaExecutable:
         executable's turn, and may end its own diversion.
         """
         if not self.closed:
+            self._diverted = call
             self._rebind(call or self._call)
 
     def mended(self, code: Any) -> bool:
@@ -197,6 +201,60 @@ class CudaExecutable:
             dependent.retire()
             self._dependents.pop(id(dependent), None)
 
+    @contextmanager
+    def taken(self, stream: object, doing: str) -> Iterator[Callable[[], None]]:
+        """This thread's turn to copy into the graph's buffers and to launch, by what this yields.
+
+        What is enqueued on the stream meanwhile comes after all launches before.
+
+        Raises:
+            ReplayError: This is in the midst of the thread's own call.
+            CaptureError: The stream is capturing.
+            GraphStateError: It is closed.
+        """
+        order, target = self.order(), self.target(stream)
+        with self.turn, self._work.activated(self.device):
+            self.check()
+            self._wait_for_launches(order, target, doing)
+            yield partial(self._launch_to, target)
+
+    def follow(self, stream: object, doing: str) -> None:
+        """What is enqueued on the stream from here on comes after all launches so far.
+
+        Raises:
+            CaptureError: The stream is capturing.
+        """
+        order, target = self.order(), self.target(stream)
+        with self.turn, self._work.activated(self.device):
+            self._wait_for_launches(order, target, doing)
+
+    def _wait_for_launches(self, order: Order, target: Any, doing: str) -> None:
+        hot = self._work.hot
+        try:
+            if hot.capturing(target):
+                raise CaptureError(
+                    doing=doing,
+                    subject=self.subject,
+                    met="the stream is capturing, and inputs that change at each call cannot be "
+                    "captured",
+                    remedy="Inside a capture capture the work itself.",
+                )
+            if self._diverted is not None:
+                order.unseen()
+            code = order.before(target)
+        except hot.raised as error:
+            code = error.status
+        if code:
+            self.fail(code, doing)
+
+    def _launch_to(self, target: Any) -> None:
+        try:
+            result = self._call(self.native, target)
+        except self._work.hot.raised as error:
+            result = (error.status,)
+        if result and result[0]:
+            self.fail(result[0], "cuGraphLaunch")
+
     def depend(self, staged: StagedLaunch) -> None:
         """``staged`` launches what it runs now, and ends with that."""
         number, known = id(staged), self._dependents
@@ -257,86 +315,6 @@ class CudaExecutable:
             self._finish()
         self._retired, self._kept = [], []
         self._order = self._owner = None
-
-
-def _launcher(
-    work: Work,
-    native: Any,
-    call: Call,
-    turn: Turn,
-    current: Callable[[], int],
-    executable: CudaExecutable,
-) -> tuple[
-    Callable[..., None],
-    Callable[[object], Any],
-    Callable[[Call], None],
-    Callable[[Any, Any], None],
-]:
-    """``launch``, ``target``, what changes the call that ``launch`` makes, what its failures go to.
-
-    All that ``launch`` uses is local to this function: it is the whole cost of a replay beside the
-    driver's own, and an attribute look-up is a hundredth of that.
-    """
-    hot = work.hot
-    handle, raised, native = hot.handle, hot.raised, hot.native(native)
-    take, wait, give = turn.take, turn.wait, turn.give
-    known: tuple[object, Any] = (executable, None)
-    here = current if handle is int else lambda: handle(current())
-
-    def target(stream: object = None) -> Any:
-        return here() if stream is None else handle(handle_of(stream))
-
-    def launch(stream: object = None) -> None:
-        nonlocal known
-        if stream is None:
-            where = here()
-        else:
-            held, where = known
-            if stream is not held:
-                where = handle(handle_of(stream))
-                known = stream, where
-        mine = True
-        try:
-            try:
-                take()
-            except IndexError:
-                mine = False
-                mine = wait()
-            result = call(native, where)
-        except raised as error:
-            result = (error.status,)
-        finally:
-            if mine:
-                give(None)
-            mine = False
-        if result and result[0]:
-            failed(result[0], where)
-
-    def failed(code: Any, where: Any) -> None:
-        if executable.mended(code):
-            with turn:
-                try:
-                    result = call(native, where)
-                except raised as error:
-                    result = (error.status,)
-            code = result[0] if result else 0
-        if code:
-            executable.fail(code, "cuGraphLaunch")
-
-    def rebind(changed: Call) -> None:
-        nonlocal call
-        call = changed
-
-    return launch, target, rebind, failed
-
-
-def _current(work: Work, device: CudaDevice) -> Callable[[], int]:
-    state, ordinal = work.current, int(device)
-
-    def current() -> int:
-        return state.streams.get(ordinal, 0)
-
-    return current
 
 
 def _closed(subject: str) -> GraphStateError:

@@ -76,6 +76,10 @@ class Order:
         self._event = event
         return self._record(event.native, target)[0]
 
+    def unseen(self) -> None:
+        """Its executable may have been launched where nobody told this."""
+        self.where = self._event = None
+
     def settle(self, native: Any) -> None:
         """``native`` is about to be destroyed: what comes next need not ask for it."""
         if native is self.last:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from tensorplay_core.errors import GraphStateError, ReplayError
@@ -57,7 +58,7 @@ class Executable:
         return state.executing > 0 and any(part.owner is state for part in self.program.turn.parts)
 
     @contextmanager
-    def taken(self, program: Program, doing: str) -> Iterator[None]:
+    def turn_for(self, program: Program, doing: str) -> Iterator[None]:
         """This thread's turn to run ``program``, for who copies in before that and out after it.
 
         As inside a replay: what launches in the midst of this is refused, or its waiting watched.
@@ -72,6 +73,22 @@ class Executable:
                 yield
             finally:
                 state.executing -= 1
+
+    @contextmanager
+    def taken(self, stream: object | None, doing: str) -> Iterator[Callable[[], None]]:
+        """The same for who knows no programs: yields the launch. In a capture it is recorded."""
+        target = self._capturing.current if stream is None else self._resolve(stream)
+        if target.lane is not None and not self._threads.state.executing:
+            yield partial(self.launch, stream)
+            return
+        self._capturing.refuse_legacy(target, doing)
+        while True:
+            program = self.program
+            with self.turn_for(program, doing):
+                if self.program is program:  # Else it was updated or closed while this waited.
+                    program.refuse_stale()
+                    yield program.run
+                    return
 
     def refuse_capturing(self, stream: object | None, operation: str) -> None:
         """Raises OperationRefused if work on ``stream`` would be recorded, or has to wait."""

@@ -100,7 +100,7 @@ class Stage:
                 return self._record(inputs)
         self._work._capturing.refuse_legacy(target, "staging inputs")
         # One turn for all of it: no other launch may come between copy and launch.
-        with self._executable.taken(self._program, "staging inputs for"):
+        with self._executable.turn_for(self._program, "staging inputs for"):
             self._refuse_stale()
             self._program.refuse_stale()
             for into, source in zip(self._static, self._apart(inputs), strict=True):
