@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tensorplay_core.drivers.host import arrays
 from tensorplay_core.drivers.host.turn import Turn, Turns, turn_of
 from tensorplay_core.errors import GraphStateError, ReplayError
 
@@ -224,6 +226,51 @@ def test_a_graph_may_be_closed_inside_replays_that_wait_for_each_other(host: Any
     for one in made:
         with pytest.raises(GraphStateError):
             one.launch()
+
+
+def test_a_graph_may_be_closed_in_the_midst_of_poisoning_memory_that_others_wait_for(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, both, met = host.runtime.pool_create("host"), threading.Barrier(2), []
+    first = captured(host, lambda: None, pool=pool)
+
+    def inside() -> None:
+        both.wait(60)
+        first.launch()
+        met.append("launched")
+
+    def poisoned(memory: Any) -> None:
+        monkeypatch.setattr(arrays, "poison", poison)
+        both.wait(60)
+        time.sleep(0.1)  # By now the launch in the other thread waits.
+        outer.close()
+        poison(memory)
+
+    outer, poison = captured(host, inside), arrays.poison
+    monkeypatch.setattr(arrays, "poison", poisoned)
+
+    def capture() -> None:
+        with host.capture("relaxed", pool=pool):
+            host.driver.buffer(16)
+
+    assert in_threads(outer.launch, capture) == []
+    assert met == ["launched"]
+
+
+def test_memory_of_a_pool_is_not_reused_inside_its_own_replay(host: Any) -> None:
+    """A thread that captures on one stream may launch on another, beside its capture."""
+    pool, seen = host.runtime.pool_create("host"), []
+
+    def inside() -> None:
+        with pytest.raises(ReplayError):
+            host.driver.buffer(16)
+        seen.append(True)
+
+    first = captured(host, inside, pool=pool)
+    with host.capture("relaxed", pool=pool):
+        first.launch(host.driver.stream())
+        host.driver.buffer(16)
+    assert seen == [True]
 
 
 def test_a_launch_that_waited_runs_what_is_there_then(host: Any) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
+import time
 
 import pytest
 import torch
 
 import tensorplay_torch as tp
+from tensorplay_torch.resources import arena
 from tensorplay_torch.resources.memory import Segments, is_idle, read_statistics, segments_of
 from tensorplay_torch.resources.pools import TorchPool
 
@@ -41,6 +44,100 @@ def test_an_id_lives_on_after_its_graphs():
         assert y.tolist() == [2.0] * 4
         assert g.pool_id == pool
         g.close()
+
+
+class Visit:
+    """What a recorded operation does once, at a replay."""
+
+    act = None
+
+
+@torch.library.custom_op("pools::visited", mutates_args=())
+def visited(x: torch.Tensor) -> torch.Tensor:
+    act, Visit.act = Visit.act, None
+    if act is not None:
+        act()
+    return x + 1
+
+
+@visited.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def in_a_thread(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("form", ["replay", "plan"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_capture_into_the_pool_of_a_graph_that_runs_waits_for_it(form, inference):
+    x, g, h = torch.ones(1024), tp.CUDAGraph(device="cpu"), tp.CUDAGraph(device="cpu")
+    with tp.graph(g):
+        y = visited(x * 2) * 1
+    g.replay()
+    plan = g.stage([x], results=[y])
+    captured = threading.Event()
+
+    def capture():
+        with (
+            torch.inference_mode(inference),
+            tp.graph(h, pool=g, capture_error_mode="thread_local"),
+        ):
+            z.append(x * 4)
+        captured.set()
+
+    def act():
+        threads.append(in_a_thread(capture))
+        assert not captured.wait(0.2)
+
+    z, threads = [], []
+    Visit.act = act
+    if form == "replay":
+        g.replay()
+        assert y.unique().tolist() == [3.0]
+    else:
+        (result,) = plan([torch.ones(1024)])
+        assert result.unique().tolist() == [3.0]
+    threads[0].join(60)
+    h.replay()
+    assert z[0].unique().tolist() == [4.0]
+
+
+def test_a_capture_into_a_pool_in_the_midst_of_that_pools_replay_waits_for_nobody(monkeypatch):
+    """A finaliser that ends a graph runs while memory is poisoned; its replay waits for that."""
+    x, both, g = torch.ones(1024), threading.Barrier(2), tp.CUDAGraph(device="cpu")
+    with tp.graph(g):
+        y = (x * 2) * 1
+    q = tp.CUDAGraph(device="cpu")
+    with tp.graph(q):
+        visited(x)
+
+    def inside():
+        both.wait(60)
+        g.replay()
+
+    def poisoned(tensor):
+        monkeypatch.setattr(arena, "poison", poison)
+        both.wait(60)
+        time.sleep(0.1)  # By now the replay in the other thread waits.
+        q.close()
+        poison(tensor)
+
+    poison = arena.poison
+    monkeypatch.setattr(arena, "poison", poisoned)
+    Visit.act = inside
+
+    def capture():
+        with tp.graph(tp.CUDAGraph(device="cpu"), pool=g, capture_error_mode="thread_local"):
+            x * 4
+
+    for thread in [in_a_thread(q.replay), in_a_thread(capture)]:
+        thread.join(60)
+        assert not thread.is_alive(), "a capture and a replay wait for each other"
+    assert y.unique().tolist() == [2.0]
 
 
 @pytest.mark.parametrize("token", [(0, 1), (1, 0), ("cpu", 10**9), ("host", 1, 1), "cpu", 7])

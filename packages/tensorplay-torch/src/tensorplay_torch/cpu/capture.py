@@ -22,10 +22,11 @@ from tensorplay_torch.resources.bases import (
     Bases,
     HostExecutable,
     HostProgram,
+    host_driver,
     host_executable,
-    host_queue,
 )
 from tensorplay_torch.resources.devices import CPU
+from tensorplay_torch.resources.hosting import on_host
 from tensorplay_torch.resources.pools import TorchPool
 from tensorplay_torch.resources.turns import CLOSED, within
 from tensorplay_torch.tracking.liveness import listed
@@ -83,7 +84,7 @@ class CpuCapture:
         """Begins it; see ``begin``. Whatever it raises, ``abort`` is to follow."""
         base = self.base
         self._restore = surroundings()
-        base.graph_begin(base.resolve_device(None), stream, pool.on_host(base), mode, self._plain)
+        base.graph_begin(base.resolve_device(None), stream, on_host(pool, base), mode, self._plain)
         self.recorder.start()
         _here.recording = self
 
@@ -281,7 +282,7 @@ def begin(
             met="this thread has another capture under way",
             remedy="End that first, or capture both works into one graph.",
         )
-    made = CpuCapture(base, Recorder(host_queue(base), options, pool.arena), options)
+    made = CpuCapture(base, Recorder(host_driver(base), options, pool.arena), options)
     options.begun.append(made)
     try:
         made.start(stream, pool, mode)

@@ -286,7 +286,8 @@ class Recorder:
         """Resizes an ``out=`` as the operation will."""
         if not self.operands.is_born(tensor):
             raise refused(operation.func, Reason.MOVES_EXTERNAL)
-        tensor.resize_(layout.size)
+        with self.arena.apart():  # It may have memory that other graphs use too.
+            tensor.resize_(layout.size)
         if tensor.stride() != layout.stride:
             tensor.as_strided_(layout.size, layout.stride)
 

@@ -17,6 +17,7 @@ from tensorplay_torch.cuda.graph import CudaExecutable
 from tensorplay_torch.resources.arrays import copy_into, like, overlap
 from tensorplay_torch.resources.bases import Bases
 from tensorplay_torch.resources.devices import index_of, resolve_device, stream_handle
+from tensorplay_torch.resources.hosting import on_host
 from tensorplay_torch.resources.pools import TorchPool
 from tensorplay_torch.resources.signatures import compile_check
 from tensorplay_torch.resources.streams import SideStreams, as_torch_stream
@@ -74,7 +75,7 @@ class Device:
         if device.type == "cuda":
             return self.side_streams.of(pool)
         host = self.bases("host")
-        return host.side_stream(host.resolve_device(None), pool.on_host(host))
+        return host.side_stream(host.resolve_device(None), on_host(pool, host))
 
     @hookimpl
     def tensorplay_resolve_stream(self, stream: object, device: torch.device) -> int:

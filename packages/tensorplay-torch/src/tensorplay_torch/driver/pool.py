@@ -12,6 +12,7 @@ from tensorplay_torch.cpu.capture import CpuCapture
 from tensorplay_torch.cuda.bodies import CudaBody
 from tensorplay_torch.cuda.capture import OpenCapture
 from tensorplay_torch.cuda.spares import OneSpare
+from tensorplay_torch.resources.hosting import on_host
 from tensorplay_torch.resources.memory import read_statistics
 from tensorplay_torch.resources.pools import PoolRegistry, TorchPool, routed
 
@@ -48,6 +49,7 @@ class Pools(Device):
         """Routes the stream that is current, on the CPU whatever is recorded."""
         if isinstance(capture, CpuCapture | CpuBody):
             assert pool.arena is not None, "core compares the devices of pools and captures"
+            on_host(pool, self.bases("host"))
             return capture.root.recorder.routed(pool.arena)
         assert pool.native is not None, "core compares the devices of pools and captures"
         return routed(pool, pool.native, capture.root.begun)

@@ -11,9 +11,14 @@ An arena keeps no memory: that is back when the last graph and the last tensor o
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
 
 import torch
+
+from tensorplay_torch._private import dispatch_keys, required
 
 from .storages import Aliases, Watched
 
@@ -48,12 +53,14 @@ class Arena:
         scope: Storages of the top level, of every graph that shares the arena.
         aliases: The tensors by which programs hold them.
         peak_bytes: The most that ``allocated`` came to, at the end of a capture.
+        apart: While entered no graph runs in its memory.
     """
 
     def __init__(self, reuse_from: int = 1024) -> None:
         self.scope = Scope()
         self.aliases = Aliases()
         self.peak_bytes = 0
+        self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self._reuse_from = reuse_from
         self._storages: list[Watched] = []
 
@@ -62,17 +69,22 @@ class Arena:
     ) -> torch.Tensor:
         """A tensor for captured work to fill, poisoned until it has."""
         nbytes = _extent(size, stride) * dtype.itemsize
-        storage = self._unused(scope, nbytes)
-        if storage is not None:
+        if scope.reusable.get(nbytes):
             made = torch.empty(0, dtype=dtype)
-            made.set_(storage, 0, tuple(size), tuple(stride))
-        else:
-            made = torch.empty_strided(size, stride, dtype=dtype)
-            if nbytes:
-                watched = Watched(made)
-                self._storages.append(watched)
-                if nbytes >= self._reuse_from:
-                    scope.reusable[nbytes].append(watched)
+            # A graph that another thread replays may be using what is reused. Modes that the user
+            # has on are left out: no code of theirs is to run, and perhaps wait, in here.
+            with self.apart(), _modeless()():
+                storage = self._unused(scope, nbytes)
+                if storage is not None:
+                    made.set_(storage, 0, tuple(size), tuple(stride))
+                    poison(made)
+                    return made
+        made = torch.empty_strided(size, stride, dtype=dtype)
+        if nbytes:
+            watched = Watched(made)
+            self._storages.append(watched)
+            if nbytes >= self._reuse_from:
+                scope.reusable[nbytes].append(watched)
         poison(made)
         return made
 
@@ -113,6 +125,12 @@ class Arena:
 
     def _in_use(self, storage: Watched) -> bool:
         return storage.used_beside(self.aliases.count(storage.key))
+
+
+@cache
+def _modeless() -> Callable[[], AbstractContextManager[Any]]:
+    included, _, below_autograd = dispatch_keys()
+    return partial(required("force_dispatch_keys", "capturing"), included, below_autograd)
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tensorplay_core import discovery
 from tensorplay_core.errors import DriverUnavailable
-from tensorplay_core.protocols import Capture, Executable, StagePlan, Template, WorkQueue
+from tensorplay_core.protocols import Capture, Executable, Pool, StagePlan, Template, WorkQueue
 from tensorplay_core.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -19,12 +19,13 @@ __all__ = [
     "Bases",
     "CudaDriver",
     "Gaps",
+    "HostDriver",
     "HostExecutable",
     "HostProgram",
     "NativeExecutable",
     "cuda_driver",
     "host_executable",
-    "host_queue",
+    "host_driver",
     "lend",
 ]
 
@@ -129,6 +130,14 @@ class NativeExecutable(Executable, Protocol):
         ...
 
 
+class HostDriver(WorkQueue, Protocol):
+    """What core's host driver offers a layer that has memory of its own in its pools."""
+
+    def apart(self, pool: Pool) -> AbstractContextManager[None]:
+        """Nobody runs in the pool's memory while entered."""
+        ...
+
+
 class HostProgram(Protocol):
     """What an executable of core's host driver runs. An update puts another in its place."""
 
@@ -209,6 +218,6 @@ def host_executable(base: Runtime, template: Template) -> HostExecutable:
     return cast("HostExecutable", base.graph_instantiate(template))
 
 
-def host_queue(base: Runtime) -> WorkQueue:
-    """Core's host driver, as what records work."""
-    return cast("WorkQueue", base.driver)
+def host_driver(base: Runtime) -> HostDriver:
+    """Core's host driver, beyond its hooks: it records work."""
+    return cast("HostDriver", base.driver)

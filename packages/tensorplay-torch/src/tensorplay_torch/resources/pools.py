@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import torch
 
 from tensorplay_core.protocols import Pool
-from tensorplay_core.runtime import Runtime
 from tensorplay_torch._private import PRIVATE, required
 
 from .arena import Arena
@@ -137,12 +136,6 @@ class TorchPool:
         self._released = True
         last, self.last = self.last, None
         return last
-
-    def on_host(self, host: Runtime) -> Pool:
-        """The host driver's pool that stands for it: graphs that share it take turns by that."""
-        if self.host is None:
-            self.host = host.pool_create(host.resolve_device(None))
-        return self.host
 
 
 class Spares(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
 from tensorplay_core.signature import a_type
@@ -13,6 +14,9 @@ from tensorplay_core.signature import a_type
 from .buffers import DTYPES, Buffer, cast_to, copier, filler, memory_of, poison
 from .ledger import Plain, Storage
 from .queue import Queue
+
+if TYPE_CHECKING:
+    from .memory import Pool
 
 __all__ = ["Arrays"]
 
@@ -75,12 +79,19 @@ class Arrays(Queue):
             memory = cast_to(memoryview(bytearray(nbytes)), typecode, shape)
             poison(memory)
             return Buffer(self._capturing, memory, Plain(self._ledger, nbytes, born))
-        # Nobody may run in the pool's memory while a block of it is poisoned.
-        with capture.pool.turn.lock:
+        with self.apart(capture.pool):
             block = capture.pool.allocate(nbytes, born, capture.loops)
             memory = cast_to(block.view(nbytes), typecode, shape)
             poison(memory)
             return Buffer(self._capturing, memory, block)
+
+    def apart(self, pool: Pool) -> AbstractContextManager[None]:
+        """Nobody runs in the pool's memory while entered: for who reuses and poisons some of it.
+
+        Raises:
+            ReplayError: This thread runs in it, or waiting would be for ever.
+        """
+        return pool.turn.held(self._capturing.threads.state, "allocating from", repr(pool))
 
     def _copied(self, memory: memoryview) -> Buffer:
         """A copy outside any pool, made now."""

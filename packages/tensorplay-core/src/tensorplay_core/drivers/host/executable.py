@@ -108,7 +108,7 @@ class Executable:
         A launch of this very thread that is under way goes on with what it began.
         """
         turn, state = self.program.turn, self._threads.state
-        if not state.executing:
+        if not (state.executing or state.holding):
             with turn.lock:
                 self._cell[0] = program
             return
@@ -180,7 +180,7 @@ def _launcher(
         if (live or stream is not None) and recorded(stream):
             return
         state = threads.state
-        nested = state.executing
+        nested = state.executing or state.holding
         while True:
             program = cell[0]
             turn = program.turn

@@ -80,12 +80,14 @@ class ThreadState:
         name: The thread's name.
         stream: Its current stream.
         executing: How deep it is in running work; inside work, buffers may be read.
-        waiting: What it waits for inside running work.
+        holding: How deep it is in writing memory of pools beside their graphs.
+        waiting: What it waits for inside either.
     """
 
     name: str
     stream: Stream
     executing: int = 0
+    holding: int = 0
     waiting: Turn | None = None
 
 

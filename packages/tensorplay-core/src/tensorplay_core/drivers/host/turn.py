@@ -1,8 +1,9 @@
 """Turns: who may run in some memory. Work that runs may call back, so that waiting is watched.
 
-A launch holds the turn of its pool, and with child graphs in it those of their pools. Whatever runs
-meanwhile in the same thread (a finaliser, a signal handler, the work itself) may launch too: what
-would run over the launch under way, or wait for a thread that waits for this one, is refused.
+A launch holds the turn of its pool, and with child graphs in it those of their pools; a capture
+that reuses memory of a pool holds that one meanwhile. Whatever runs then in the same thread (a
+finaliser, a signal handler, the work itself) may launch too: what would run over the launch under
+way, or wait for a thread that waits for this one, is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Turn:
         Raises:
             ReplayError: It is inside its own turn, or waiting would be for ever.
         """
-        nested = state.executing
+        nested = state.executing or state.holding
         if nested:
             self.wait(state)
         try:
@@ -81,6 +82,35 @@ class Turn:
                     yield
                 finally:
                     self.owner = None
+        finally:
+            if nested:
+                self.lock.release()
+
+    @contextmanager
+    def held(self, state: ThreadState, doing: str, subject: str) -> Iterator[None]:
+        """Nobody runs in it while entered: for who writes its memory and runs nothing.
+
+        A finaliser or a signal handler may come in between and launch, so waiting is watched here
+        as it is inside work that runs.
+
+        Raises:
+            ReplayError: It is inside its own turn to run, or waiting would be for ever.
+        """
+        nested = state.executing or state.holding
+        if nested:
+            self.wait(state)
+        try:
+            with self.lock:
+                before = self.owner if nested else None
+                if before is not None and state.executing:
+                    self.refuse(doing, subject)
+                self.owner = state
+                state.holding += 1
+                try:
+                    yield
+                finally:
+                    state.holding -= 1
+                    self.owner = before
         finally:
             if nested:
                 self.lock.release()
