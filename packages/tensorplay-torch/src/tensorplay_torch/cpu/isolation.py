@@ -14,8 +14,8 @@ import torch
 
 from tensorplay_torch._private import dispatch_keys, required
 
-from .metadata import settings
 from .standins import flagged_as
+from .switches import Held, Wanted
 
 __all__ = ["alias_of", "isolated", "under_settings", "without_grad"]
 
@@ -42,27 +42,23 @@ def isolated(launch: Callable[..., None], dtype: torch.dtype | None = None) -> C
         dtype: torch's default one when that was recorded, in which integers are divided and numbers
             drawn; None is the present one.
     """
-    default, default_dtype = dtype or torch.get_default_dtype(), torch.get_default_dtype
+    wanted = Wanted(dtype=dtype or torch.get_default_dtype())
     force, _, plain = _guards()
     set_grad = required("set_grad_enabled", "replaying on the CPU")
 
     def isolated_launch(stream: Any = None) -> None:
-        if default_dtype() is not default:
-            other = default_dtype()
-            torch.set_default_dtype(default)
-            try:
-                isolated_launch(stream)
-            finally:
-                torch.set_default_dtype(other)
-            return
-        grad = torch.is_grad_enabled()
-        with force(), plain():
-            # Recorded tensors say for themselves whether they require grad.
-            try:
-                set_grad(True)
-                launch(stream)
-            finally:
-                set_grad(grad)
+        grad, held = torch.is_grad_enabled(), Held(wanted)
+        try:
+            held.enter()
+            with force(), plain():
+                # Recorded tensors say for themselves whether they require grad.
+                try:
+                    set_grad(True)
+                    launch(stream)
+                finally:
+                    set_grad(grad)
+        finally:
+            held.leave()
 
     return isolated_launch
 
@@ -103,23 +99,15 @@ def without_grad(work: Work) -> Work:
     return work_without_grad
 
 
-def under_settings(work: Work, wanted: tuple[Any, ...]) -> Work:
-    """``work`` with torch's switches set as ``metadata.settings`` read them at its capture."""
+def under_settings(work: Work, wanted: Wanted) -> Work:
+    """``work`` with torch's switches set as they were at its capture."""
 
     def work_under_settings() -> None:
-        before = settings()
+        held = Held(wanted)
         try:
-            _set(wanted)
+            held.enter()
             work()
         finally:
-            _set(before)
+            held.leave()
 
     return work_under_settings
-
-
-def _set(wanted: tuple[Any, ...]) -> None:
-    mkldnn, deterministic, warn_only, threads, dtype = wanted
-    torch.set_default_dtype(dtype)
-    required("set_mkldnn", "replaying on the CPU")(mkldnn)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.set_num_threads(threads)

@@ -19,8 +19,9 @@ from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.tracking.operations import Kind, Operation, tensors_in
 
 from .standins import OverlappingStandIns, StandIns, flagged_as
+from .switches import settings
 
-__all__ = ["NOT_PLAIN", "Layout", "NoMetaKernel", "layout_of", "results_of", "settings"]
+__all__ = ["NOT_PLAIN", "Layout", "NoMetaKernel", "layout_of", "results_of"]
 
 MEASURED = frozenset(
     {
@@ -107,17 +108,6 @@ class Layout(NamedTuple):
 def layout_of(tensor: torch.Tensor) -> Layout:
     """The layout of ``tensor``."""
     return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def settings() -> tuple[Any, ...]:
-    """The switches of torch, apart from its modes, that decide how a CPU operation computes."""
-    return (
-        torch.backends.mkldnn.enabled,
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-    )
 
 
 def results_of(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

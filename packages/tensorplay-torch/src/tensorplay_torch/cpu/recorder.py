@@ -41,9 +41,10 @@ from .admission import Admission
 from .constants import Constants
 from .functions import HostReads
 from .isolation import alias_of, under_settings, without_grad
-from .metadata import NOT_PLAIN, Layout, NoMetaKernel, results_of, settings
+from .metadata import NOT_PLAIN, Layout, NoMetaKernel, results_of
 from .program import Work, minds_grad_mode, node_kind, work_of
 from .random import Randomness
+from .switches import settings
 
 __all__ = ["Recorder"]
 
@@ -191,7 +192,7 @@ class Recorder:
     @property
     def default_dtype(self) -> torch.dtype:
         """The default dtype of torch when the capture began."""
-        found: torch.dtype = self._settings[-1]
+        found: torch.dtype = self._settings.dtype or torch.get_default_dtype()
         return found
 
     @property
