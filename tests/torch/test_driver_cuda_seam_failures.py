@@ -8,6 +8,7 @@ import torch
 from tensorplay_core import graph as capture
 from tensorplay_core.errors import CaptureError, CaptureInvalidated, UnjoinedWork
 from tensorplay_torch.cuda import unwind as cuda_unwind
+from tensorplay_torch.tracking.state import watching
 
 from .cuda_seam import UNTRACKED, Graph, works_again
 from .cuda_world import GPU, Stream
@@ -87,6 +88,7 @@ def test_what_fails_after_torch_has_begun_is_undone(world, monkeypatch):
         with pytest.raises(RuntimeError, match="no look"):
             Graph(device=0).capture_begin()
     assert not +world.begun
+    assert not watching
     works_again(world)
 
 

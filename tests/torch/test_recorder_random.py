@@ -96,6 +96,11 @@ def test_generators_have_to_be_known(record):
         assert torch.equal(generator.get_state(), after)
         before = after
 
+    def in_order():
+        return torch.poisson(torch.ones(3), generator=generator)
+
+    assert "register_generator_state" in refusal(record, in_order).remedy
+
     def reseeds():
         generator.manual_seed(1)
         return torch.rand(3, generator=generator)

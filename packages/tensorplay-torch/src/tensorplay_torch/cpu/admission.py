@@ -78,7 +78,9 @@ class Admission:
         if draws(operation.func, args, dict(kwargs)):
             if in_body:
                 raise refused(operation.func, Reason.RNG_IN_BODY)
-            self._random.draw(operation.func, kwargs.get("generator"))
+            # Some operations take it in order.
+            given = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Generator))
+            self._random.draw(operation.func, next(given, None))
 
     def _reason(
         self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]

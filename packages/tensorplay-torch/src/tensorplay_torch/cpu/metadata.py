@@ -18,6 +18,7 @@ import torch
 from tensorplay_torch.resources.storages import key_of
 from tensorplay_torch.tracking.operations import Kind, Operation, tensors_in
 
+from .measuring import drawing_elsewhere
 from .standins import OverlappingStandIns, StandIns, flagged_as
 from .switches import settings
 
@@ -180,7 +181,7 @@ def _find(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _by_meta_kernel(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     try:
-        return _called(operation, args, _on_meta(operation, kwargs), _meta)
+        return _called(operation.func, args, _on_meta(operation, kwargs), _meta)
     except NotImplementedError as error:
         raise NoMetaKernel from error
     except RuntimeError as error:
@@ -227,20 +228,20 @@ def _measured(
     kwargs: Mapping[str, Any],
     stand_ins: type[StandIns] = StandIns,
 ) -> Any:
-    before = torch.default_generator.get_state() if operation.seeded else None
+    func: Callable[..., Any] | None = operation.func
+    if operation.seeded:
+        func = drawing_elsewhere(operation.func, args, kwargs)
+    if func is None:
+        raise NoMetaKernel
     try:
-        try:
-            return _called(operation, args, kwargs, stand_ins(0))
-        except RuntimeError:
-            # Where 0 is no possible value, as for a pivot, 1 is.
-            return _called(operation, args, kwargs, stand_ins(1))
-    finally:
-        if before is not None:
-            torch.default_generator.set_state(before)
+        return _called(func, args, kwargs, stand_ins(0))
+    except RuntimeError:
+        # Where 0 is no possible value, as for a pivot, 1 is.
+        return _called(func, args, kwargs, stand_ins(1))
 
 
 def _called(
-    operation: Operation,
+    func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     replace: Callable[[torch.Tensor], torch.Tensor],
@@ -260,7 +261,7 @@ def _called(
     keywords = {name: replaced(value) for name, value in kwargs.items()}
     if replace is _meta and "generator" in keywords:
         keywords["generator"] = None
-    return _layouts(operation.func(*(replaced(value) for value in args), **keywords))
+    return _layouts(func(*(replaced(value) for value in args), **keywords))
 
 
 def _on_meta(operation: Operation, kwargs: Mapping[str, Any]) -> dict[str, Any]:

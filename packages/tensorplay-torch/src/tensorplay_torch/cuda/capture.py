@@ -279,6 +279,7 @@ def _begin_torch(
     try:
         watch.start(lambda: ForeignWork(cuda_driver(base).gaps(capture.stream)))
     except BaseException as error:
+        attempt("stopping to watch", watch.stop, error)
         watch.undo()
         broken = not ended(graph)
         attempt(

@@ -48,6 +48,7 @@ class Stepped:
     def __init__(self, optimizer: Optimizer, is_born: Callable[[torch.Tensor], bool]) -> None:
         self.optimizer = optimizer
         self.place = where()
+        self._places = _places(optimizer)
         self._state, self._groups = optimizer.state, optimizer.param_groups
         self._contents = Contents(self._state, self._groups, said=self._said)
         # What was bound even before the step; each replay would begin from the old one again.
@@ -62,6 +63,7 @@ class Stepped:
         """What differs now, each with its remedy."""
         for met in self._early:
             yield met, ON_DEVICE
+        self._places = _places(self.optimizer)
         groups = self._contents.of(self._groups)
         added = len(self.optimizer.param_groups) - len(groups)
         if added:
@@ -106,11 +108,19 @@ class Stepped:
     def _parameter(self, key: object) -> str:
         if not isinstance(key, torch.Tensor):
             return f"state entry {key!r:.60}"
-        for place, group in enumerate(self.optimizer.param_groups):
-            for number, parameter in enumerate(group["params"]):
-                if parameter is key:
-                    return f"param_groups[{place}]['params'][{number}] of shape {tuple(key.shape)}"
+        if id(key) in self._places:
+            place, number = self._places[id(key)]
+            return f"param_groups[{place}]['params'][{number}] of shape {tuple(key.shape)}"
         return f"a parameter of shape {tuple(key.shape)}"
+
+
+def _places(optimizer: Optimizer) -> dict[int, tuple[int, int]]:
+    """Group and place in it of each parameter."""
+    return {
+        id(parameter): (place, number)
+        for place, group in enumerate(optimizer.param_groups)
+        for number, parameter in enumerate(group["params"])
+    }
 
 
 def _items(state: Any) -> dict[Any, Any]:
