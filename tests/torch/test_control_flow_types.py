@@ -54,6 +54,43 @@ def test_gradients_flow_from_an_operand_that_cond_returns() -> None:
     assert x.grad.tolist() == [1.0] * 3
 
 
+def test_gradients_flow_from_what_a_branch_had_at_hand() -> None:
+    w = torch.ones(3, requires_grad=True)
+    first, second = tp.cond(torch.tensor(True), lambda: (w, w), lambda: (w * 2, w))
+    assert first is not second
+    with torch.no_grad():
+        first.add_(1)
+    assert w.tolist() == second.tolist() == [1.0] * 3
+    (first * 2 + second).sum().backward()
+    assert w.grad is not None
+    assert w.grad.tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eagerly", "in a capture"])
+def test_views_among_the_results_are_results_of_their_own(captured: bool) -> None:
+    x, flag = torch.ones(3), torch.tensor(True)
+
+    def branch(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        made = t * 2
+        return made, None, made[1:]
+
+    def work() -> tuple[torch.Tensor, ...]:
+        whole, nothing, part = tp.cond(flag, branch, branch, x)
+        assert nothing is None
+        part.add_(5)
+        return whole, part
+
+    if captured:
+        made = tp.CUDAGraph(device="cpu")
+        with tp.graph(made):
+            whole, part = work()
+        made.replay()
+    else:
+        whole, part = work()
+    assert whole.tolist() == [2.0] * 3
+    assert part.tolist() == [7.0] * 2
+
+
 SOLID = {
     "a generator": lambda: (one for one in ()),
     "a number": lambda: 3,

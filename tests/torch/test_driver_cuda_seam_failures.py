@@ -127,3 +127,25 @@ def test_nothing_that_torch_failed_to_end_is_let_go(world):
     with pytest.raises(CaptureInvalidated), capture(Graph(device=0), **UNTRACKED):
         world.broken.add(world.current)
     assert len(cuda_unwind._broken) == before + 1
+
+
+@pytest.mark.parametrize("options", [{}, UNTRACKED], ids=["seen", "unseen"])
+@pytest.mark.parametrize("entered", ["before", "inside"])
+def test_inference_mode_that_is_not_nested_ends_a_capture(world, entered, options):
+    mode = torch.inference_mode()
+
+    def crossed():
+        with capture(Graph(device=0), **options):
+            mode.__enter__() if entered == "inside" else mode.__exit__(None, None, None)
+
+    if entered == "before":
+        mode.__enter__()
+    with pytest.raises(CaptureError, match="inference mode"):
+        crossed()
+    if entered == "inside":
+        assert torch.is_inference_mode_enabled()
+        mode.__exit__(None, None, None)
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+    assert (torch.ones(2) + 1).tolist() == [2.0] * 2
+    assert not +world.begun

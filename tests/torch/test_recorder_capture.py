@@ -7,8 +7,10 @@ import threading
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
-from tensorplay_core import OperationRefused, ReplayError
+import tensorplay_torch as tp
+from tensorplay_core import CaptureError, OperationRefused, ReplayError
 from tensorplay_torch.resources.storages import key_of
 from tests.equality import assert_all_equal
 
@@ -240,3 +242,89 @@ def test_a_failed_capture_leaves_the_next_one_alone(record):
     captured = record(lambda: x * 2)
     captured.replay()
     assert same(captured.result, x * 2)
+
+
+def works():
+    """Torch does, and nothing of the capture's is on."""
+    assert dispatch_modes() == []
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+    assert not (torch.ones(2, requires_grad=True) + 1).is_inference()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_inference_mode_left_inside_the_capture_is_found_out(again):
+    """What comes after it in the block is not seen, also if it is entered once more."""
+    outer, inner, x = torch.inference_mode(), torch.inference_mode(), torch.ones(2)
+
+    def crossed():
+        with tp.graph(tp.CUDAGraph(device="cpu")):
+            outer.__exit__(None, None, None)
+            if again:
+                inner.__enter__()
+            x * 10
+
+    outer.__enter__()
+    with pytest.raises(CaptureError, match=r"inference mode \(True\) was left inside"):
+        crossed()
+    if again:
+        assert torch.is_inference_mode_enabled()
+        inner.__exit__(None, None, None)
+    works()
+
+
+@pytest.mark.parametrize("form", ["by itself", "in a generator", "two", "off"])
+def test_inference_mode_still_on_after_the_capture_is_as_its_exit_leaves_it(form):
+    def suspended():
+        with torch.inference_mode():
+            yield
+
+    before = torch.inference_mode()
+    if form == "off":
+        before.__enter__()
+    entered = [torch.inference_mode(form != "off") for _ in range(1 + (form == "two"))]
+    generator = suspended()
+
+    def crossed():
+        with tp.graph(tp.CUDAGraph(device="cpu")):
+            torch.ones(2)
+            if form == "in a generator":
+                next(generator)
+            else:
+                for one in entered:
+                    one.__enter__()
+
+    with pytest.raises(CaptureError, match="inside the capture and is still on"):
+        crossed()
+    assert torch.is_inference_mode_enabled() == (form != "off")
+    if form == "in a generator":
+        generator.close()
+    else:
+        for one in reversed(entered):
+            one.__exit__(None, None, None)
+    if form == "off":
+        assert torch.is_inference_mode_enabled()
+        torch.ones(2) * 2
+        before.__exit__(None, None, None)
+    works()
+    with tp.graph(tp.CUDAGraph(device="cpu")) as again:
+        y = torch.ones(2) * 2
+    again.replay()
+    assert y.tolist() == [2.0] * 2
+
+
+def test_inference_mode_that_is_nested_does_not_matter(record):
+    x = torch.randn(3)
+
+    def body():
+        with torch.inference_mode():
+            y = x * 2
+        with torch.inference_mode(False):
+            return y + x
+
+    with torch.inference_mode():
+        captured = record(body)
+    assert not torch.is_inference_mode_enabled()
+    captured.replay()
+    assert torch.equal(captured.result, x * 2 + x)
+    works()

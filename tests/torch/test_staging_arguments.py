@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tensorplay_torch as tp
+from tensorplay_core import select
 from tensorplay_core.testing.moments import Moments, in_a_thread
 
 NO_TENSORS = {
@@ -375,3 +376,29 @@ def test_an_expanded_tensor_is_no_static_buffer(device: str) -> None:
     for stage in (lambda: g.stage([a]), lambda: g.stage_and_launch([a], [torch.ones(4)])):
         with pytest.raises(tp.ArgumentTypeError, match="share memory"):
             stage()
+
+
+def test_a_staged_call_of_work_that_runs_beside_a_capture_is_not_recorded() -> None:
+    """A thread that captures on one stream may replay on another; what that calls runs at once."""
+    meddle[1], x = Meddling(), torch.zeros(2)
+    inner, outer = (tp.CUDAGraph(device="cpu") for _ in range(2))
+    with tp.graph(inner):
+        y = x * 3
+    with tp.graph(outer):
+        meddling(x, 1)
+    plan, other, results = inner.stage([x], results=[y]), select("torch"), []
+    stream = other.side_stream(other.resolve_device("cpu"), other.pool_create(torch.device("cpu")))
+
+    def act() -> None:
+        with pytest.raises(tp.ReplayError):
+            outer.replay(stream)
+        results.extend(plan([torch.full((2,), 2.0)]))
+
+    meddle[1].act = act
+    with tp.graph(tp.CUDAGraph(device="cpu")) as made:
+        outer.replay(stream)
+        z = x + 1
+    assert [one.tolist() for one in results] == [[6.0] * 2]
+    assert made.topology.kinds() == {"kernel": 1}
+    made.replay()
+    assert z.tolist() == [3.0] * 2

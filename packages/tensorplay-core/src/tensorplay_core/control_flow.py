@@ -6,7 +6,7 @@ The same code serves warm-up, verification and capture, and gives the same value
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import is_
+from functools import partial
 from typing import Any, cast
 
 from . import registry
@@ -15,7 +15,7 @@ from .errors import SignatureMismatch
 from .protocols import Capture
 from .runtime import Runtime, select
 
-__all__ = ["cond", "while_loop"]
+__all__ = ["cond", "cond_by", "while_loop"]
 
 
 class _Foreign(ConditionalMethods):
@@ -37,8 +37,8 @@ def cond(
     """``true_fn(*operands) if pred else false_fn(*operands)``, recordable.
 
     Outside a capture it reads the predicate and calls one function. Inside, it captures both
-    bodies, of which each replay runs one. A branch may write the predicate. What it returns has
-    memory of its own either way: a function that returns an operand has that copied.
+    bodies, of which each replay runs one. A branch may write the predicate. What comes back has
+    memory of its own either way, each result its own: copies of what the function returns.
 
     Args:
         pred: One Bool on the device.
@@ -53,15 +53,37 @@ def cond(
     Raises:
         PredicateError: ``pred`` is not one Bool on the device.
         SignatureMismatch: The branches return different structures or shapes.
+        OperationRefused: A result cannot be copied: torch's driver has none for autograd to follow,
+            for which there is ``tensorplay_torch.cond``.
         UnsupportedByDriver: The driver has no conditionals.
     """
     runtime = select(driver)
+    return cond_by(runtime, partial(_copy, runtime), pred, true_fn, false_fn, operands)
+
+
+def cond_by(
+    runtime: Runtime,
+    copy: Callable[[Any], Any],
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any],
+) -> Any:
+    """``cond()`` for layers that know more of their arrays than drivers do.
+
+    Args:
+        runtime: Of the driver.
+        copy: Copies an array outside a capture, where autograd may follow; None stays None.
+        pred: As ``cond`` takes it, and the rest too.
+        true_fn: See there.
+        false_fn: See there.
+        operands: See there.
+    """
     graph = _capturing(runtime)
     if graph is None:
         result = (true_fn if runtime.conditional_read(pred) else false_fn)(*operands)
-        leaves = _leaves(result)
-        apart = [_apart(runtime, array, operands) for array in leaves]
-        return result if all(map(is_, leaves, apart)) else _rebuild(result, apart)
+        # All of them: nobody can tell what a function made and what it only had at hand.
+        return _rebuild(result, [*map(copy, _leaves(result))])
     with graph.if_else(pred) as (then, other):
         with then:
             first = true_fn(*operands)
@@ -85,7 +107,8 @@ def while_loop(
 ) -> Any:
     """``while test(*carry): carry = body(*carry)``, recordable; returns the last carry.
 
-    The carried arrays are copied first, so that the caller's stay as they are.
+    The carried arrays are copied first, so that the caller's stay as they are. ``test`` runs once
+    more than ``body`` does, also where ``max_steps`` ends the loop.
 
     Args:
         test: Takes the carried arrays, returns one Bool on the device.
@@ -109,11 +132,13 @@ def while_loop(
     state = [_copy(runtime, array) for array in _leaves(carry)]
     graph = _capturing(runtime)
     if graph is None:
-        steps = 0
-        while (max_steps is None or steps < max_steps) and runtime.conditional_read(test(*state)):
+        steps, goes_on = 0, runtime.conditional_read(test(*state))
+        while goes_on and steps != max_steps:
             # Stored, not rebound: arrays returned twice, or others' arrays, must not be carried on.
             _assign(runtime, state, _step(body, state, carry))
             steps += 1
+            # After the last step too: in a capture it is part of the body, and it may write.
+            goes_on = runtime.conditional_read(test(*state))
         return _rebuild(carry, state)
     with graph.while_loop(test(*state), max_steps=max_steps) as loop:
         _assign(runtime, state, _step(body, state, carry))
@@ -158,13 +183,6 @@ def _copy(runtime: Runtime, array: Any) -> Any:
     result = runtime.array_like(array)
     runtime.array_copy(result, array)
     return result
-
-
-def _apart(runtime: Runtime, array: Any, others: Sequence[Any]) -> Any:
-    """``array``, or a copy if it shares memory with any of the others."""
-    if array is None or not any(runtime.array_overlap(array, one) for one in others):
-        return array
-    return _copy(runtime, array)
 
 
 def _store(runtime: Runtime, destination: Any, source: Any) -> None:

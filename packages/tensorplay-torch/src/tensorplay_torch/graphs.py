@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from operator import is_
 from typing import Any
 
 import torch
 
 import tensorplay_core as core
+from tensorplay_core.control_flow import cond_by
 from tensorplay_core.errors import ArgumentTypeError
 from tensorplay_core.signature import a_type
 
-from .resources.arrays import overlap
 from .resources.generators import of_torch
 
 __all__ = [
@@ -77,8 +75,9 @@ def cond(
     """``true_fn(*operands) if pred else false_fn(*operands)``, recordable.
 
     Outside a capture it reads the predicate and calls one function. Inside, it captures both
-    bodies, of which each replay runs one; see ``tensorplay_core.cond``. What it returns has memory
-    of its own either way: a function may return an operand, or a view of one, and gets a copy.
+    bodies, of which each replay runs one; see ``tensorplay_core.cond``. What comes back has memory
+    of its own either way, each result its own: copies of what the function returns, which outside
+    a capture autograd follows.
 
     Args:
         pred: One Bool on the capturing device.
@@ -95,8 +94,8 @@ def cond(
         SignatureMismatch: The branches return different structures or shapes.
         OperationRefused: A result requires grad: gradients cannot follow it out of a body.
     """
-    own = partial(_own, operands)
-    return core.cond(pred, own(true_fn), own(false_fn), *operands, driver=DRIVER)
+    runtime = core.select(DRIVER)
+    return cond_by(runtime, _cloned, pred, _checked(true_fn), _checked(false_fn), operands)
 
 
 def while_loop(
@@ -108,8 +107,8 @@ def while_loop(
 ) -> Any:
     """``while test(*carry): carry = body(*carry)``, recordable; returns the last carry.
 
-    The carried tensors are copied first, so that the caller's stay as they are; see
-    ``tensorplay_core.while_loop``.
+    The carried tensors are copied first, so that the caller's stay as they are. ``test`` runs once
+    more than ``body`` does, also where ``max_steps`` ends the loop.
 
     Args:
         test: Takes the carried tensors, returns one Bool on the device.
@@ -132,27 +131,21 @@ def while_loop(
     return core.while_loop(test, body, carry, max_steps=max_steps, driver=DRIVER)
 
 
-def _own(operands: Sequence[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, returning copies of what would be memory of the operands."""
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose results are tensors or None."""
 
     def branch(*args: Any) -> Any:
         result = function(*args)
-        leaves = _leaves(result)
-        apart = [_apart(one, f"result[{place}]", operands) for place, one in enumerate(leaves)]
-        if all(map(is_, leaves, apart)):
-            return result
-        if not isinstance(result, tuple | list):
-            return apart[0]
-        return type(result)(*apart) if hasattr(result, "_fields") else type(result)(apart)
+        for place, one in enumerate(_leaves(result)):
+            if one is not None:
+                _tensor(one, f"result[{place}]", "returning from a branch of cond()")
+        return result
 
     return branch
 
 
-def _apart(value: Any, name: str, operands: Sequence[Any]) -> Any:
-    if value is None:
-        return None
-    tensor = _tensor(value, name, "returning from a branch of cond()")
-    return tensor.clone() if any(overlap(tensor, one) for one in operands) else tensor
+def _cloned(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
 
 
 def _leaves(value: Any) -> Sequence[Any]:

@@ -212,7 +212,8 @@ class CpuExecutable:
             ReplayError: This is inside a launch of it, or waiting would be for ever.
             OperationRefused: The stream is captured, and not by this thread.
         """
-        if getattr(_here, "recording", None) is not None:
+        capture = getattr(_here, "recording", None)
+        if capture is not None and not host_driver(capture.base).running:
             yield partial(self.launch, stream)
             return
         self.inner.refuse_capturing(stream, "staging inputs")

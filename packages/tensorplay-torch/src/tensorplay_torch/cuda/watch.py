@@ -17,6 +17,7 @@ from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.tracking.annotated import BackwardScopes
 from tensorplay_torch.tracking.culprit import name_of
 from tensorplay_torch.tracking.dispatch import CaptureDispatch, Listener
+from tensorplay_torch.tracking.inference import Inference
 from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import DeviceListener
 from tensorplay_torch.tracking.refusals import swallowed
@@ -61,6 +62,7 @@ class Watch:
         self._foreign: ForeignWork | None = None
         self._scopes = None if options.timeline is None else BackwardScopes(options.timeline)
         self._started: list[CaptureDispatch] = []
+        self._inference: Inference | None = None
         self._refusal: TensorplayError | None = None
 
     @property
@@ -79,6 +81,7 @@ class Watch:
             foreign: Makes what sees the nodes that are no operation's.
         """
         self._bindings.start()
+        self._inference = Inference()
         looking: list[Listener] = [] if self._scopes is None else [self._scopes]
         if self._listener is not None:
             self._foreign = foreign()
@@ -97,11 +100,14 @@ class Watch:
         """Stops. Idempotent.
 
         Raises:
-            CaptureError: Dispatch modes were not nested with the capture.
+            CaptureError: Dispatch modes, or inference mode, were not nested with the capture.
         """
         self._bindings.stop()
+        inference, self._inference = self._inference, None
         while self._started:
             self._ended(self._started.pop())
+        if inference is not None and (crossed := inference.crossing()) is not None:
+            raise crossed
         # Every operation was looked at, so no generator was missed.
         self._generators.complete |= self._listener is not None
 

@@ -133,6 +133,11 @@ class NativeExecutable(Executable, Protocol):
 class HostDriver(WorkQueue, Protocol):
     """What core's host driver offers a layer that has memory of its own in its pools."""
 
+    @property
+    def running(self) -> bool:
+        """True inside work that runs, which is not recorded."""
+        ...
+
     def apart(self, pool: Pool) -> AbstractContextManager[None]:
         """Nobody runs in the pool's memory while entered."""
         ...

@@ -21,6 +21,7 @@ from tensorplay_core.errors import TensorplayError
 from tensorplay_torch._private import PRIVATE, required
 
 from .culprit import blame
+from .inference import Inference
 from .modes import DISPATCH
 from .untraced import untraced
 
@@ -67,6 +68,7 @@ class CaptureDispatch(TorchDispatchMode):
         self._after = [listener.after for listener in listeners]
         self._execute, self._explain = execute, explain
         self._plain = required("disable_torch_function", "capturing")
+        self._inference = Inference()
         self.depth: int | None = None
         self.thread = 0
         self.refusal: TensorplayError | None = None
@@ -110,16 +112,19 @@ class CaptureDispatch(TorchDispatchMode):
 
     def start(self) -> None:
         """Begins to see this thread's operations."""
-        self.thread = threading.get_ident()
+        self.thread, self._inference = threading.get_ident(), Inference()
         DISPATCH.enter(self)
 
     def stop(self) -> None:
         """Stops, wherever the mode stands in the stack. Idempotent.
 
         Raises:
-            CaptureError: Other modes were not nested with this one.
+            CaptureError: Other modes, or inference mode, were not nested with this one.
         """
+        crossed = None if self.depth is None else self._inference.crossing()
         DISPATCH.leave(self)
+        if crossed is not None:
+            raise crossed
 
 
 if PRIVATE["skip_code"].value is not None:

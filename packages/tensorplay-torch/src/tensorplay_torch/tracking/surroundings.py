@@ -58,10 +58,28 @@ class Surroundings:
 
 
 _compiled = parts()
-surroundings: Callable[[], Callable[[], None]] = (
-    Surroundings if _compiled is None else _compiled.Around
-)
-"""Makes one, in C++ where that is built."""
+_around: Callable[[], Callable[[], None]] = Surroundings if _compiled is None else _compiled.Around
+
+
+def surroundings() -> Callable[[], None]:
+    """Makes one, in C++ where that is built.
+
+    Grad mode stays as it is where inference mode is another by then: to enter or leave that sets
+    both, and what the user left is not put back.
+    """
+    restore, inference = _around(), torch.is_inference_mode_enabled()
+
+    def put_back() -> None:
+        if torch.is_inference_mode_enabled() == inference:
+            restore()
+            return
+        grad = torch.is_grad_enabled()
+        try:
+            restore()
+        finally:
+            torch.set_grad_enabled(grad)
+
+    return put_back
 
 
 class _Streams:

@@ -92,6 +92,35 @@ def test_what_cond_returns_is_no_operand(workbench: Workbench, facade: Facade) -
 
 
 @pytest.mark.needs("conditional_read", "array_like", "array_copy")
+@pytest.mark.parametrize("returned", ["another's", "one twice"])
+def test_what_cond_returns_is_nobody_elses(
+    workbench: Workbench, facade: Facade, returned: str
+) -> None:
+    """Nor is it another result's: who writes to one writes to that one only."""
+    flag, x, other = workbench.flag(True), workbench.buffer([3.0]), workbench.buffer([5.0])
+
+    def first(one: Any) -> Any:
+        if returned == "another's":
+            return other, workbench.double(one)
+        made = workbench.double(one)
+        return made, made
+
+    def second(one: Any) -> Any:
+        return workbench.double(one), other
+
+    def work() -> Any:
+        results = facade.cond(flag, first, second, x)
+        workbench.add_(results[0], 1.0)
+        return results
+
+    def feed(value: float) -> Callable[[], None]:
+        return lambda: workbench.write(flag, [value])
+
+    _both_ways(workbench, facade, work, [feed(1.0), feed(0.0), feed(1.0)])
+    assert [workbench.read(one) for one in (x, other)] == [[3.0], [5.0]]
+
+
+@pytest.mark.needs("conditional_read", "array_like", "array_copy")
 def test_cond_is_the_same_eagerly_and_captured(workbench: Workbench, facade: Facade) -> None:
     x, y, flag = workbench.buffer([1.0, 2.0]), workbench.buffer([3.0, 4.0]), workbench.flag(True)
 
@@ -183,6 +212,33 @@ def test_while_loop_permutes_its_carry(
         [feed, feed],
     )
     assert [workbench.read(one) for one in carry] == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.needs("conditional_read", "array_like", "array_copy")
+@pytest.mark.parametrize("most", [None, 1, 2, 3, 9])
+def test_while_loop_runs_its_test_as_often_eagerly_and_captured(
+    workbench: Workbench, facade: Facade, most: int | None
+) -> None:
+    """Once before each step and once after the last, whatever ended the loop: it may write."""
+    x, tests, flag = workbench.buffer([0.0]), workbench.buffer([0.0]), workbench.flag(True)
+
+    def test(carried: Any) -> Any:
+        workbench.add_(tests, 1.0)
+        workbench.less_(flag, carried, 3.0)
+        return flag
+
+    def body(carried: Any) -> Any:
+        workbench.add_(carried, 1.0)
+        return carried
+
+    def work() -> Any:
+        return facade.while_loop(test, body, x, max_steps=most), tests
+
+    def feed() -> None:
+        workbench.write(tests, [0.0])
+
+    _both_ways(workbench, facade, work, [feed, feed])
+    assert workbench.read(tests) == [1.0 + min(3, most or 3)]
 
 
 @pytest.mark.needs("conditional_read", "array_like", "array_copy")
