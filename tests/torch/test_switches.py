@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensorplay_torch as tp
-from tensorplay_torch.cpu.switches import Held, Wanted, _held, settings
+from tensorplay_torch.cpu.switches import Held, Wanted, holders, settings
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def as_before() -> Iterator[None]:
     after = settings()
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(before.deterministic[0])  # type: ignore[index]
-    assert (after, list(_held)) == (before, [])
+    assert (after, holders()) == (before, [])
 
 
 def at_once(*works: Callable[[], object]) -> list[BaseException]:
@@ -125,7 +127,7 @@ def test_whoever_holds_last_has_it_his_way_and_in_the_end_all_is_as_found(
 
 def test_replays_that_would_wait_for_each_other_are_refused() -> None:
     """Each is inside a replay that holds what the other wants otherwise."""
-    both, refused = threading.Barrier(2), []
+    both, refused = threading.Barrier(2, timeout=20), []
 
     def nested(mine: Wanted, then: Wanted) -> None:
         first, second = Held(mine), Held(then)
@@ -148,3 +150,19 @@ def test_replays_that_would_wait_for_each_other_are_refused() -> None:
         == []
     )
     assert len(refused) == 1
+
+
+def test_an_interrupt_at_any_moment_leaves_no_switch_held(interrupt_at: Any) -> None:
+    g, y, wanted = divided(torch.float64)
+    for moment in count(1):
+        interrupt = interrupt_at(
+            moment, "tensorplay_torch/cpu/switches", "tensorplay_torch/cpu/iso"
+        )
+        with suppress(KeyboardInterrupt), interrupt.armed():
+            g.replay()
+        assert holders() == [], interrupt.where
+        assert torch.get_default_dtype() is torch.float32, interrupt.where
+        if not interrupt.where:
+            break
+    assert moment > 10
+    assert torch.equal(y, wanted)

@@ -8,6 +8,7 @@ had set meanwhile.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 from tensorplay_core.errors import ReplayError
 from tensorplay_torch._private import required
 
-__all__ = ["Held", "Wanted", "settings"]
+__all__ = ["Held", "Wanted", "holders", "settings"]
 
 PATIENCE = 0.05
 """Seconds between two looks whether other replays are done, which tell of each end themselves."""
@@ -59,7 +60,8 @@ def settings() -> Wanted:
 
 
 _changed = threading.Condition(threading.RLock())
-_held: list[Held] = []
+# Weakly: an interrupt may keep one from leaving, which then ends with the frame that made it.
+_held: list[weakref.ref[Held]] = []
 _waiting: set[int] = set()
 _found: dict[int, Any] = {}
 """What switches were before the first of those that hold them, by place."""
@@ -72,10 +74,10 @@ class Held:
         wanted: How they are to be.
     """
 
-    __slots__ = ("_thread", "_wanted")
+    __slots__ = ("__weakref__", "_entered", "_ref", "_thread", "_wanted")
 
     def __init__(self, wanted: Wanted) -> None:
-        self._wanted, self._thread = wanted, threading.get_ident()
+        self._wanted, self._entered = wanted, False
 
     def enter(self) -> None:
         """Sets them, once no replay of another thread wants them otherwise.
@@ -83,33 +85,50 @@ class Held:
         Raises:
             ReplayError: One does, and waits itself, which may be for what this thread holds.
         """
-        mine = self._thread
+        self._thread, self._ref = threading.get_ident(), weakref.ref(self)
         with _changed:
-            while clashing := list(filter(self._clashes, _held)):
-                holds = any(one._thread == mine for one in _held)
-                if holds and any(one._thread in _waiting for one in clashing):
-                    raise ReplayError(
-                        doing="replaying",
-                        subject="a graph inside another replay",
-                        met="it was captured with other switches of torch (default dtype, mkldnn, "
-                        "deterministic algorithms, threads) than one that another thread replays",
-                        remedy="Capture both alike, or replay them after each other.",
-                    )
-                try:
-                    _waiting.add(mine)
-                    _changed.wait(PATIENCE)
-                finally:
-                    _waiting.discard(mine)
-            _held.append(self)
-            _settle()
+            if _held:
+                self._wait()
+            self._entered = True
+            _held.append(self._ref)
+            for place, value in enumerate(self._wanted):
+                if value is not None:
+                    _set(place, value)
+
+    def _wait(self) -> None:
+        mine = self._thread
+        while clashing := list(filter(self._clashes, holders())):
+            holds = any(one._thread == mine for one in holders())
+            if holds and any(one._thread in _waiting for one in clashing):
+                raise ReplayError(
+                    doing="replaying",
+                    subject="a graph inside another replay",
+                    met="it was captured with other switches of torch (default dtype, mkldnn, "
+                    "deterministic algorithms, threads) than one that another thread replays",
+                    remedy="Capture both alike, or replay them after each other.",
+                )
+            try:
+                _waiting.add(mine)
+                _changed.wait(PATIENCE)
+            finally:
+                _waiting.discard(mine)
 
     def leave(self) -> None:
         """Puts back those that nobody else holds. Idempotent."""
+        if not self._entered:
+            return
         with _changed:
-            if self in _held:
-                _held.remove(self)
-            _settle()
-            _changed.notify_all()
+            if self._ref in _held:
+                _held.remove(self._ref)
+            if _found:
+                _settle()
+            if _waiting:
+                _changed.notify_all()
+            self._entered = False
+
+    def __del__(self) -> None:
+        if getattr(self, "_entered", False):
+            self.leave()
 
     def _clashes(self, other: Held) -> bool:
         return other._thread != self._thread and any(
@@ -118,14 +137,25 @@ class Held:
         )
 
 
+def holders() -> list[Held]:
+    """Those that hold switches, in order."""
+    return [one for ref in _held if (one := ref()) is not None]
+
+
+def _set(place: int, value: Any) -> None:
+    now = READ[place]()
+    if now != value:
+        _found.setdefault(place, now)
+        WRITE[place](value)
+
+
 def _settle() -> None:
-    """Sets each switch as the last who holds it wants it, or as it was found."""
-    for place, (read, write) in enumerate(zip(READ, WRITE, strict=True)):
-        wanted = [one._wanted[place] for one in _held if one._wanted[place] is not None]
-        if not wanted:
-            if place in _found:
-                write(_found[place])
-                del _found[place]
-        elif (now := read()) != wanted[-1]:
-            _found.setdefault(place, now)
-            write(wanted[-1])
+    """Sets each switch that was changed as the last who holds it wants it, or as it was found."""
+    held = holders()
+    for place in list(_found):
+        wanted = [one._wanted[place] for one in held if one._wanted[place] is not None]
+        if wanted:
+            _set(place, wanted[-1])
+        else:
+            WRITE[place](_found[place])
+            del _found[place]

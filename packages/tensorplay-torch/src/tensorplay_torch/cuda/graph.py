@@ -236,6 +236,7 @@ class CudaExecutable:
                 )
             generators = self._captured.generators
             before = generators.offsets() if self._draws is None else ()
+            self._shown = True  # An interrupt may come between the launch and what it tells.
             try:
                 self._captured.graph.replay()
             except RuntimeError as error:
