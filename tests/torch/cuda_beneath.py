@@ -136,7 +136,7 @@ class Native:
             raw=lambda: raw,
             close=close,
             settle=settle,
-            follow=lambda stream, doing: None,
+            follow=lambda stream, doing: self.world.note("follow", current()),
         )
         assert {"close", "divert"} <= ASKED <= vars(made).keys()
         return made

@@ -20,7 +20,7 @@ from tensorplay_torch.resources import generators
 from tensorplay_torch.tracking import turns
 
 from .cuda_beneath import Native
-from .cuda_world import Stream, World, graph_class
+from .cuda_world import Stream, World, event_class, graph_class
 
 
 @contextmanager
@@ -45,6 +45,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         "Stream": Stream,
         "ExternalStream": Stream,
         "CUDAGraph": graph_class(world),
+        "Event": event_class(world),
         "default_generators": (world.generator,),
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=world.current),
         "default_stream": lambda device=None: Stream(0),

@@ -91,6 +91,17 @@ class World:
         self.note("release pool")
 
 
+def event_class(world):
+    class Event:
+        def record(self):
+            world.note("record event", world.current)
+
+        def wait(self):
+            world.note("wait for event", world.current)
+
+    return Event
+
+
 def graph_class(world):
     class Graph:
         def __init__(self, keep_graph=False):

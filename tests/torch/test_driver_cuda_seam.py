@@ -220,6 +220,32 @@ def test_an_update_in_the_midst_of_a_call_step_by_step_is_refused_and_waited_for
         g.close()
 
 
+@pytest.mark.parametrize("draws", [True, False], ids=["through torch", "directly"])
+def test_copies_around_launches_come_after_all_before_whatever_the_stream(world, draws):
+    world.draws = draws
+    g = captured(world)
+    g.replay()
+
+    def call(stream):
+        place = len(world.log)
+        with world.stream(Stream(stream)), g._executable.taken(None, "staging") as launch:
+            launch()
+        return [what[0] for what in world.since(place)]
+
+    launch = "torch replay" if draws else "direct launch"
+    first, same = call(55), call(55)
+    assert first[-2:] == [launch, "record event"]
+    assert "follow" in first
+    assert same[-2:] == [launch, "record event"]
+    assert "wait for event" not in same
+    assert call(56)[:2] == ["wait for event", "follow"]
+    g.replay()  # On another stream than the call before, which did not see it.
+    assert "follow" in call(56)
+    with pytest.raises(KeyError), g._executable.taken(None, "staging"):
+        raise KeyError
+    assert world.log[-1] == ("record event", 0)
+
+
 @torch.library.custom_op("seam::opaque", mutates_args=())
 def opaque(x: torch.Tensor) -> torch.Tensor:
     return torch.rand_like(x)  # Below the operation, where no dispatch mode looks.

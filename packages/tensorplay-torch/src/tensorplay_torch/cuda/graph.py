@@ -21,9 +21,10 @@ from tensorplay_torch.resources.devices import index_of, wait_for
 from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import as_torch_stream, current_handle
-from tensorplay_torch.resources.turns import CLOSED, OwnTurn
+from tensorplay_torch.resources.turns import CLOSED
 
 from .broken import torch_failure
+from .copying import Copying
 from .watch import Watch
 
 __all__ = ["Captured", "CudaExecutable", "CudaTemplate"]
@@ -172,7 +173,7 @@ class CudaExecutable:
         self._updated: Captured | None = None
         self.device = captured.pool.device
         self._current = _current_stream(self.device)
-        self._turn = OwnTurn()
+        self._copying = Copying(self._current)
         self.revision = 0
         self._closed = self._shown = False
         first = template.executable() if template.executable is not None else None
@@ -241,6 +242,7 @@ class CudaExecutable:
                 self._captured.graph.replay()
             except RuntimeError as error:
                 raise torch_failure("cudaGraphLaunch", repr(self), error) from error
+            self._copying.launched(int(target))
             if self._draws is None:
                 self._draws = not generators.complete or generators.offsets() != before
         if not self._draws:
@@ -251,7 +253,10 @@ class CudaExecutable:
         """Makes the stream torch's current one, if it is not."""
         if torch.cuda.current_device() == index_of(self.device) and handle == self._current():
             return nullcontext()
-        return torch.cuda.stream(as_torch_stream(self._bases, handle, self.device))
+        return self._on_stream(handle)
+
+    def _on_stream(self, stream: object) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(as_torch_stream(self._bases, stream, self.device))
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         if not self._captured.watch.checks_liveness:
@@ -276,9 +281,12 @@ class CudaExecutable:
     @contextmanager
     def taken(self, stream: object, doing: str) -> Iterator[Callable[[], None]]:
         """This thread's turn to copy in, to call what this yields (the launch), and to copy out."""
-        with self._turn.taken(repr(self), doing):
-            self.inner.follow(stream, doing)
-            yield partial(self.launch, stream)
+        on = nullcontext() if stream is None else self._on_stream(stream)
+        follow = partial(self.inner.follow, None, doing)
+        with on, self._copying.around(repr(self), doing, follow):
+            if self._draws is False:  # Launches go past torch, and past what it could note.
+                follow()
+            yield self.launch
 
     def update(self, template: CudaTemplate) -> Update:
         """Makes it run the work of ``template``, if torch need not be there when it runs.
@@ -286,7 +294,7 @@ class CudaExecutable:
         Raises:
             ReplayError: This thread is in the midst of copying in, launching and copying out.
         """
-        with self._turn.taken(repr(self), "updating"):
+        with self._copying.turn.taken(repr(self), "updating"):
             return self._update(template)
 
     def _update(self, template: CudaTemplate) -> Update:
