@@ -228,7 +228,7 @@ class CUDAGraph(UpdateMethods):
         with self._lock:
             if not ended:
                 ended.append(self._parts())
-            if self._parts().are(ended[0]):
+            if self._holds(ended[0]):
                 self._forget()
         let_go(ended[0])
 

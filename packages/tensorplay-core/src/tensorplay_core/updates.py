@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from operator import is_
 from typing import NamedTuple
 
 from . import reclaim, unwinding
@@ -36,9 +33,9 @@ class Parts(NamedTuple):
     timeline: Timeline | None
     retained: tuple[object, ...]
 
-    def are(self, others: Parts) -> bool:
-        """True if they are the same objects; what is retained does not count."""
-        return all(map(is_, self[:4], others[:4]))
+    def without(self) -> Parts:
+        """The same without an executable."""
+        return self._replace(executable=None)
 
 
 class UpdateMethods(InspectionMethods):
@@ -80,27 +77,51 @@ class UpdateMethods(InspectionMethods):
                 met=f"the other graph is {other!r}",
                 remedy="Pass another captured graph of the same driver.",
             )
-        with _claimed(self, other):
-            executable = self._ready("updating")
-            template = other._captured("updating from")
-            before, others = self._parts(), other._parts()
-            if before.executable is not executable or others.template is not template:
-                raise self._meanwhile()
-            result, made = None, executable
-            try:
-                for kept in before.retained:
-                    template.retain(kept)
-                result = self._runtime.graph_update(executable, template)
-                if not result.in_place:
-                    made = self._runtime.graph_instantiate(template)
-                unwinding.through(self._take_over, other, made, before, others)
-                unwinding.through(_tidy, before, others, made)
-            except BaseException as error:
-                unwinding.through(
-                    self._back_out, other, before, others, result, made, certain=_is_plain(error)
-                )
-                raise
-            return result
+        claim = (threading.get_ident(),)
+        try:
+            self._claim(other, claim)
+            return self._update(other)
+        finally:
+            for one in (self, other):
+                if one._updater is claim:
+                    one._updater = None
+
+    def _claim(self, other: UpdateMethods, claim: tuple[int]) -> None:
+        """Nobody else updates either graph, or from it, from here on."""
+        with _claims:
+            for one in (self, other):
+                if one._updater is not None:
+                    whose = "this thread" if one._updater == claim else "another thread"
+                    raise GraphStateError(
+                        doing="updating",
+                        subject=repr(self),
+                        met=f"{whose} is in the midst of an update of or from {one!r}",
+                        remedy="Update a graph from one place at a time.",
+                    )
+            self._updater = other._updater = claim
+
+    def _update(self, other: UpdateMethods) -> Update:
+        executable = self._ready("updating")
+        template = other._captured("updating from")
+        before, others = self._parts(), other._parts()
+        if before.executable is not executable or others.template is not template:
+            raise self._meanwhile()
+        result, made = None, executable
+        try:
+            for kept in before.retained:
+                template.retain(kept)
+            result = self._runtime.graph_update(executable, template)
+            if not result.in_place:
+                # Of some graphs there is one executable at a time.
+                other._stop_running(others.executable)
+                made = self._runtime.graph_instantiate(template)
+            unwinding.through(self._take_over, other, made, before, others)
+            unwinding.through(_tidy, before, others, made)
+        except BaseException as error:
+            certain = isinstance(error, Exception)
+            unwinding.through(self._back_out, before, others, result, made, certain=certain)
+            raise
+        return result
 
     def _take_over(
         self, other: UpdateMethods, executable: Executable, before: Parts, others: Parts
@@ -108,7 +129,8 @@ class UpdateMethods(InspectionMethods):
         """Holds what ``other`` held. Idempotent."""
         with self._lock, other._lock:
             if self._template is not others.template:
-                if not (self._parts().are(before) and other._parts().are(others)):
+                gone = others if other._executable is others.executable else others.without()
+                if not (self._holds(before) and other._holds(gone)):
                     raise self._meanwhile()
                 self._template = others.template
             self._retained = [*before.retained, *others.retained]
@@ -122,7 +144,6 @@ class UpdateMethods(InspectionMethods):
 
     def _back_out(
         self,
-        other: UpdateMethods,
         before: Parts,
         others: Parts,
         result: Update | None,
@@ -133,7 +154,6 @@ class UpdateMethods(InspectionMethods):
         """Undoes an update that did not come to its end. Idempotent.
 
         Args:
-            other: The other graph.
             before: What this graph held.
             others: What the other held.
             result: What the driver said, None if it did not get there.
@@ -147,9 +167,6 @@ class UpdateMethods(InspectionMethods):
             reclaim.dispose(made.close)
         if not certain or (result is not None and result.in_place):
             self._stop_running(before.executable)
-        if result is not None and not result.in_place:
-            # Of some graphs there is one executable at a time: the other's may have gone.
-            other._stop_running(others.executable)
 
     def _stop_running(self, executable: Executable | None) -> None:
         """Lets go of the executable, if it has it still; the next use makes another."""
@@ -159,6 +176,15 @@ class UpdateMethods(InspectionMethods):
                 self.__dict__.pop("replay", None)
         if executable is not None:
             reclaim.dispose(executable.close)
+
+    def _holds(self, parts: Parts) -> bool:
+        """True if these are its parts; what is retained does not count."""
+        return (
+            self._executable is parts.executable
+            and self._template is parts.template
+            and self._shared_pool is parts.pool
+            and self._timeline is parts.timeline
+        )
 
     def _parts(self) -> Parts:
         return Parts(
@@ -186,15 +212,10 @@ class UpdateMethods(InspectionMethods):
         """Launches ``executable`` from now on."""
 
 
-def let_go(parts: Parts, *, but: Executable | None = None) -> None:
-    """Ends the parts of a graph, now or once no capture is live. Idempotent.
-
-    Args:
-        parts: What is not needed any more.
-        but: An executable that is.
-    """
+def let_go(parts: Parts) -> None:
+    """Ends the parts of a graph, now or once no capture is live. Idempotent."""
     for part in (parts.executable, parts.template):
-        if part is not None and part is not but:
+        if part is not None:
             reclaim.dispose(part.close)
     if parts.pool is not None:
         parts.pool.release()
@@ -202,32 +223,8 @@ def let_go(parts: Parts, *, but: Executable | None = None) -> None:
 
 def _tidy(before: Parts, others: Parts, executable: Executable | None) -> None:
     """Lets go of what neither graph needs once ``executable`` runs for the one. Idempotent."""
-    let_go(others._replace(template=None, pool=None))
-    let_go(before, but=executable)
-
-
-def _is_plain(error: BaseException) -> bool:
-    return isinstance(error, Exception)
-
-
-@contextmanager
-def _claimed(graph: UpdateMethods, other: UpdateMethods) -> Iterator[None]:
-    """Nobody else updates either graph, or from it, while entered."""
-    claim = (threading.get_ident(),)
-    try:
-        with _claims:
-            for one in (graph, other):
-                if one._updater is not None:
-                    whose = "this thread" if one._updater == claim else "another thread"
-                    raise GraphStateError(
-                        doing="updating",
-                        subject=repr(graph),
-                        met=f"{whose} is in the midst of an update of or from {one!r}",
-                        remedy="Update a graph from one place at a time.",
-                    )
-            graph._updater = other._updater = claim
-        yield
-    finally:
-        for one in (graph, other):
-            if one._updater is claim:
-                one._updater = None
+    for part in (others.executable, before.executable, before.template):
+        if part is not None and part is not executable:
+            reclaim.dispose(part.close)
+    if before.pool is not None:
+        before.pool.release()

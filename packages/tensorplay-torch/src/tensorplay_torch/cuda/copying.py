@@ -33,11 +33,11 @@ class Copying:
         self._done: torch.cuda.Event | None = None
 
     @contextmanager
-    def around(self, subject: str, doing: str, follow: Callable[[], object]) -> Iterator[None]:
+    def around(self, subject: object, doing: str, follow: Callable[[], object]) -> Iterator[None]:
         """This thread's turn to copy in, launch and copy out on the current stream.
 
         Args:
-            subject: What errors call the graph.
+            subject: What errors call by its representation.
             doing: What is done, as errors say it.
             follow: Makes the current stream wait for launches that this was not told of.
 

@@ -283,7 +283,7 @@ class CudaExecutable:
         """This thread's turn to copy in, to call what this yields (the launch), and to copy out."""
         on = nullcontext() if stream is None else self._on_stream(stream)
         follow = partial(self.inner.follow, None, doing)
-        with on, self._copying.around(repr(self), doing, follow):
+        with on, self._copying.around(self, doing, follow):
             if self._draws is False:  # Launches go past torch, and past what it could note.
                 follow()
             yield self.launch
@@ -294,7 +294,7 @@ class CudaExecutable:
         Raises:
             ReplayError: This thread is in the midst of copying in, launching and copying out.
         """
-        with self._copying.turn.taken(repr(self), "updating"):
+        with self._copying.turn.taken(self, "updating"):
             return self._update(template)
 
     def _update(self, template: CudaTemplate) -> Update:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tensorplay_core.errors import ReplayError
 
@@ -17,20 +15,21 @@ CLOSED = -1
 class OwnTurn:
     """Of one executable: a thread has it once, and others wait for it."""
 
+    __slots__ = ("_lock",)
+
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
-    @contextmanager
-    def taken(self, subject: str, doing: str) -> Iterator[None]:
-        """This thread's turn, while entered.
+    def taken(self, subject: object, doing: str) -> threading.RLock:
+        """What this thread enters to have it.
 
         Raises:
             ReplayError: It has it already.
         """
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise within(subject, doing=doing)
-        with self._lock:
-            yield
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            raise within(repr(subject), doing=doing)
+        return lock
 
 
 def within(subject: str, *, doing: str) -> ReplayError:

@@ -288,3 +288,29 @@ def test_what_a_graph_was_given_to_keep_it_keeps_over_an_update(pair: Pair) -> N
     pair.bench.synchronize()
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+@pytest.mark.needs("conditional_open")
+@pytest.mark.parametrize("replayed", [False, True], ids=["fresh", "replayed"])
+def test_an_update_by_work_with_a_body_runs_it(
+    workbench: Workbench, facade: Facade, replayed: bool
+) -> None:
+    """Of such a graph a driver may allow one executable at a time."""
+    flag, total = workbench.flag(True), workbench.buffer([0.0])
+    first, second = facade.record(lambda: workbench.add_(total, 1.0)), facade.new()
+    first.replay()
+    with facade.capture(second), second.if_then(flag):
+        workbench.add_(total, 10.0)
+    if replayed:
+        second.replay()
+    workbench.write(total, [0.0])
+    first.update(second)
+    for _ in range(2):
+        first.replay()
+    workbench.synchronize()
+    assert workbench.read(total) == [20.0]
+    again = facade.record(lambda: workbench.add_(total, 1.0))
+    first.update(again)
+    first.replay()
+    workbench.synchronize()
+    assert workbench.read(total) == [21.0]
