@@ -1,8 +1,5 @@
 """What the CUDA driver does on which version, seen in its native calls. No GPU is needed."""
 
-import sys
-import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,77 +14,9 @@ from tensorplay_core.errors import ConditionalError, UnsupportedByDriver
 from tensorplay_core.protocols import ConditionalKind
 
 from .device_arrays import own
+from .noted_driver import Driver, native
 
-native = pytest.importorskip("cuda.bindings.driver")
 GPU = CudaDevice(0)
-
-
-class Driver:
-    """The bindings' types over calls that only note that they were made.
-
-    Attributes:
-        made: ``(name, arguments)`` of each call, in order.
-        answers: What a call returns beyond its result, by name.
-    """
-
-    def __init__(self, version: int) -> None:
-        self.__name__ = "played"  # Else calls would be looked for beneath the bindings.
-        self.made: list[tuple[str, tuple[Any, ...]]] = []
-        self.frontier: list[Any] = []
-        self.serial = 100
-        self.answers: dict[str, Callable[..., Any]] = {
-            "cuDriverGetVersion": lambda: version,
-            "cuDeviceGetCount": lambda: 1,
-            "cuStreamGetCaptureInfo": lambda stream: (
-                1,
-                9,
-                "graph",
-                self.frontier,
-                [],
-                len(self.frontier),
-            ),
-            "cuGraphConditionalHandleCreate": lambda *_: self.next(),
-            "cuGraphAddNode": self.add,
-            "cuStreamUpdateCaptureDependencies": self.depend,
-            "cuModuleGetFunction": lambda module, name: name,
-            "cuFuncGetParamInfo": self.parameters,
-            "cuThreadExchangeStreamCaptureMode": lambda mode: 0,
-            "cuCtxGetCurrent": lambda: 0,
-        }
-
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith(("_v2", "_v3")):
-            raise AttributeError(name)
-        if not name.startswith("cu"):
-            return getattr(native, name)
-
-        def call(*arguments: Any) -> tuple[Any, ...]:
-            self.made.append((name, arguments))
-            answer = self.answers.get(name, lambda *_: self.next())(*arguments)
-            if name == "cuFuncGetParamInfo" and answer is None:
-                return (1, None, None)
-            return (0, *answer) if isinstance(answer, tuple) else (0, answer)
-
-        return call
-
-    def next(self) -> int:
-        self.serial += 1
-        return self.serial
-
-    def add(self, graph: Any, nodes: Any, edges: Any, count: int, asked: Any) -> int:
-        self.sizes = [*getattr(self, "sizes", []), asked.conditional.size]
-        return self.next()
-
-    def depend(self, stream: Any, nodes: list[Any], *_: Any) -> int:
-        self.frontier = list(nodes)
-        return 0
-
-    def parameters(self, function: Any, place: int) -> Any:
-        sizes = (8, 8, 8, 8, 4) if function == b"tensorplay_set_condition" else (8, 8)
-        return (8 * place, sizes[place]) if place < len(sizes) else None
-
-    def names(self, *wanted: str) -> list[str]:
-        return [name for name, _ in self.made if name in wanted]
 
 
 def flag(typestr: str = "|b1") -> DeviceArray:
@@ -329,58 +258,3 @@ def test_an_adopted_capture_makes_a_pool_when_it_wants_one() -> None:
     with pytest.raises(IndexError):
         _ = capture.pool
     assert len(made) == 1
-
-
-def test_staged_launches_of_several_threads_are_all_known() -> None:
-    plugin = Conditionals(Driver(13000))
-    made = plugin.make_executable(plugin.template_of(None, 7, object(), 0), 8, object(), lambda: 0)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(300):
-            staged: list[Any] = [Thing() for _ in range(4)]
-            threads = [threading.Thread(target=made.depend, args=(one,)) for one in staged]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert {id(one) for one in made.staged()} == set(map(id, staged))
-            staged.clear()
-            assert made.staged() == []
-    finally:
-        sys.setswitchinterval(interval)
-
-
-class Thing:
-    """Stands for a staged launch."""
-
-    def close(self) -> None:
-        pass
-
-
-def test_an_order_leaves_launches_where_their_owner_diverted_them() -> None:
-    """torch advances its generators in launches of its own: no other way may take their place."""
-    driver = Driver(13000)
-    plugin, told = Conditionals(driver), []
-    made = plugin.make_executable(plugin.template_of(None, 7, object(), 0), 8, object(), lambda: 5)
-    driver.answers["cuStreamIsCapturing"] = lambda stream: 0
-
-    def owners(native_executable: Any, target: Any) -> tuple[int]:
-        told.append(int(target))
-        return (0,)
-
-    made.divert(owners)
-    for _ in range(2):
-        driver.made.clear()
-        made.follow(6, "copying")
-        asked = [name for name, _ in driver.made]
-        # Each time anew: of what the owner launched meanwhile nobody was told.
-        assert "cuEventRecord" in asked
-        assert "cuStreamWaitEvent" in asked
-        made.launch()
-    assert told == [5, 5]
-    assert "cuGraphLaunch" not in [name for name, _ in driver.made]
-    made.divert(None)
-    made.launch()
-    assert told == [5, 5]
-    assert "cuGraphLaunch" in [name for name, _ in driver.made]
