@@ -14,6 +14,7 @@ import pytest
 from tensorplay_core import graph, reclaim, registry, select
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.pool import _shares
+from tensorplay_core.testing.moments import Moments, in_a_thread
 
 from .host_work import HostGraph
 
@@ -191,3 +192,23 @@ def test_an_interrupt_at_any_moment_of_a_graph_s_end_loses_nothing(
         if not interrupt.where:
             break
     assert moment > 10
+
+
+def test_a_signal_handler_may_update_other_graphs_at_any_moment_of_an_update() -> None:
+    def attempt(number: int) -> Moments:
+        graphs = [writing(float(value), 1) for value in range(1, 5)]
+        (first, one), (second, two), (third, three), (fourth, four) = graphs
+        first.replay()
+        third.replay()
+        moments = Moments(number, lambda: third.update(fourth))
+        in_a_thread(lambda: first.update(second), moments)
+        if not moments.where:
+            third.update(fourth)
+        assert runs(first, [one, two]) == [0.0, 2.0], moments.where
+        assert runs(third, [three, four]) == [0.0, 4.0], moments.where
+        for made, _ in graphs:
+            made.close()
+        return moments
+
+    for number in attempt(0).first.values():
+        attempt(number)

@@ -203,3 +203,19 @@ def test_a_closed_graph_says_that_it_stays_closed() -> None:
     made.close()
     with pytest.raises(GraphStateError, match="stays so"):
         made.replay()
+
+
+def test_what_the_work_raises_is_no_reason_to_run_it_again() -> None:
+    x, ran = DRIVER.buffer([1.0]), []
+
+    def fails() -> None:
+        ran.append(1)
+        if len(ran) > 1:
+            raise GraphStateError(doing="a", subject="b", met="c", remedy="d")
+
+    with graph(HostGraph()) as made:
+        DRIVER.launch(fails)
+    made.stage_and_launch([x], [x])
+    with pytest.raises(GraphStateError):
+        made.stage_and_launch([x], [x])
+    assert len(ran) == 2

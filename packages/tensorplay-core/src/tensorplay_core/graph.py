@@ -125,35 +125,34 @@ class CUDAGraph(UpdateMethods):
             StaleGraph, ReplayError, DriverCallFailed: As for ``replay``.
         """
         while True:
-            seen, staged = (self._executable, self._revision), self._staged
-            kept = staged is not None and staged.serves(static_inputs)
+            executable = self._ready("staging into")
+            seen, held = (executable, self._revision), self._staged
             try:
-                if staged is None or not kept:
-                    staged = self._staged = ConvertingStage(
+                if held is None or held[1] != seen or not held[0].serves(static_inputs):
+                    made = ConvertingStage(
                         self._runtime,
-                        self._ready("staging into"),
+                        executable,
                         static_inputs,
                         device=self._device,
                         subject=repr(self),
                     )
-                staged(inputs, stream)
+                    held = self._staged = made, seen
+                held[0](inputs, stream)
                 return
             except GraphStateError:
-                # It takes the graph as it is: after an update, a reset or a new capture meanwhile
-                # a stage made before is good for nothing.
-                if self._staged is staged:
-                    self._staged = None
-                if not kept and not self._has_changed(seen):
+                # It takes the graph as it is: what was made before an update, a reset or a new
+                # capture is good for nothing. What the work itself raised is no reason to repeat.
+                if not self._has_changed(seen):
                     raise
 
-    def _has_changed(self, seen: tuple[Executable | None, int]) -> bool:
+    def _has_changed(self, seen: tuple[Executable, int]) -> bool:
         """True if what ``seen`` says of the graph is so no more, or will not be in a moment."""
-        updater = self._updater
-        if updater is not None and updater != (threading.get_ident(),):
+        if self._template is None:
+            return False  # There is nothing to launch, and it is not waited for.
+        if self._updater not in (None, (threading.get_ident(),)):
             time.sleep(1e-4)
             return True
-        now = self._executable, self._revision
-        return self._template is not None and seen[0] is not None and now != seen
+        return (self._executable, self._revision) != seen
 
     def stage(self, static_inputs: Sequence[Any], results: Sequence[Any] = ()) -> StagePlan:
         """Prepares staged launches for a hot loop: ``plan = g.stage(...)``, then ``plan(inputs)``.

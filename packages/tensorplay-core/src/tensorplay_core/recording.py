@@ -39,7 +39,7 @@ class CaptureMethods(ConditionalMethods, ABC):
         self._capture: Capture | None = None
         self._template: Template | None = None
         self._executable: Executable | None = None
-        self._staged: ConvertingStage | None = None
+        self._staged: tuple[ConvertingStage, tuple[Executable, int]] | None = None
         self._shared_pool: SharedPool | None = None
         self._bodies: list[Body] = []
         self._poisoned: BaseException | None = None

@@ -21,7 +21,8 @@ from .timeline import Timeline
 
 __all__ = ["Parts", "UpdateMethods", "let_go"]
 
-_claims = threading.Lock()
+# Reentrant: a signal handler that updates other graphs may run in the midst of a claim.
+_claims = threading.RLock()
 
 
 class Parts(NamedTuple):

@@ -35,6 +35,7 @@ from tensorplay_torch.tracking.surroundings import surroundings
 
 from .isolation import isolated
 from .recorder import Recorder
+from .switches import Held, Wanted
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +187,8 @@ class CpuExecutable:
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
         self.inner: HostExecutable = host_executable(base, template.inner)
         self._watched, self._count = template.watched, template.node_count
-        launch, run = (isolated(work, template.dtype) for work in (self.inner.launch, _run_program))
+        launch = isolated(self.inner.launch, template.dtype)
+        run = isolated(_run_program, switches=False)
         self._draws, self._dtype = template.draws, template.dtype
         if template.watched is not None:
             launch, run = self._checked(launch), self._checked(run)
@@ -217,9 +219,13 @@ class CpuExecutable:
             yield partial(self.launch, stream)
             return
         self.inner.refuse_capturing(stream, "staging inputs")
-        program = self.inner.program
-        with self.inner.turn_for(program, doing):
-            yield partial(self._run, program)
+        program, held = self.inner.program, Held(Wanted(dtype=self._dtype))
+        try:
+            held.enter()  # Before the turn, as replays do: two would wait for each other.
+            with self.inner.turn_for(program, doing):
+                yield partial(self._run, program)
+        finally:
+            held.leave()
 
     def _checked(self, launch: Callable[..., None]) -> Callable[..., None]:
         def launch_alive(stream: object = None) -> None:

@@ -34,33 +34,40 @@ def _guards() -> tuple[Guard, Guard, Guard]:
     return partial(force, included, below_autograd), partial(force, included, excluded), plain
 
 
-def isolated(launch: Callable[..., None], dtype: torch.dtype | None = None) -> Callable[..., None]:
+def isolated(
+    launch: Callable[..., None], dtype: torch.dtype | None = None, *, switches: bool = True
+) -> Callable[..., None]:
     """``launch`` in isolation. Tensors that it writes count versions, as after eager work.
 
     Args:
         launch: Runs recorded work; called with what it is itself to be called with.
         dtype: torch's default one when that was recorded, in which integers are divided and numbers
             drawn; None is the present one.
+        switches: False if whoever calls it sees to that.
     """
     wanted = Wanted(dtype=dtype or torch.get_default_dtype())
     force, _, plain = _guards()
     set_grad = required("set_grad_enabled", "replaying on the CPU")
 
+    def plainly(stream: Any = None) -> None:
+        grad = torch.is_grad_enabled()
+        with force(), plain():
+            # Recorded tensors say for themselves whether they require grad.
+            try:
+                set_grad(True)
+                launch(stream)
+            finally:
+                set_grad(grad)
+
     def isolated_launch(stream: Any = None) -> None:
-        grad, held = torch.is_grad_enabled(), Held(wanted)
+        held = Held(wanted)
         try:
             held.enter()
-            with force(), plain():
-                # Recorded tensors say for themselves whether they require grad.
-                try:
-                    set_grad(True)
-                    launch(stream)
-                finally:
-                    set_grad(grad)
+            plainly(stream)
         finally:
             held.leave()
 
-    return isolated_launch
+    return isolated_launch if switches else plainly
 
 
 def alias_of(tensor: torch.Tensor, *, counted: bool) -> torch.Tensor:

@@ -8,6 +8,7 @@ had set meanwhile.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ from tensorplay_torch._private import required
 
 __all__ = ["Held", "Wanted", "holders", "settings"]
 
-PATIENCE = 0.05
+LOOK = 0.05
 """Seconds between two looks whether other replays are done, which tell of each end themselves."""
+PATIENCE = 5.0
+"""Seconds after which a replay inside another is taken to wait for one that waits for it."""
 
 
 class Wanted(NamedTuple):
@@ -62,7 +65,7 @@ def settings() -> Wanted:
 _changed = threading.Condition(threading.RLock())
 # Weakly: an interrupt may keep one from leaving, which then ends with the frame that made it.
 _held: list[weakref.ref[Held]] = []
-_waiting: set[int] = set()
+_waiting: list[Held] = []
 _found: dict[int, Any] = {}
 """What switches were before the first of those that hold them, by place."""
 
@@ -83,11 +86,11 @@ class Held:
         """Sets them, once no replay of another thread wants them otherwise.
 
         Raises:
-            ReplayError: One does, and waits itself, which may be for what this thread holds.
+            ReplayError: One does, this is inside a replay that holds some, and it takes too long.
         """
         self._thread, self._ref = threading.get_ident(), weakref.ref(self)
         with _changed:
-            if _held:
+            if _held or _waiting:
                 self._wait()
             self._entered = True
             _held.append(self._ref)
@@ -96,22 +99,27 @@ class Held:
                     _set(place, value)
 
     def _wait(self) -> None:
-        mine = self._thread
-        while clashing := list(filter(self._clashes, holders())):
-            holds = any(one._thread == mine for one in holders())
-            if holds and any(one._thread in _waiting for one in clashing):
-                raise ReplayError(
-                    doing="replaying",
-                    subject="a graph inside another replay",
-                    met="it was captured with other switches of torch (default dtype, mkldnn, "
-                    "deterministic algorithms, threads) than one that another thread replays",
-                    remedy="Capture both alike, or replay them after each other.",
-                )
-            try:
-                _waiting.add(mine)
-                _changed.wait(PATIENCE)
-            finally:
-                _waiting.discard(mine)
+        began, holds = time.monotonic(), any(one._thread == self._thread for one in holders())
+        try:
+            _waiting.append(self)
+            while any(map(self._clashes, holders())) or (not holds and self._comes_later()):
+                if holds and time.monotonic() - began > PATIENCE:
+                    raise ReplayError(
+                        doing="replaying",
+                        subject="a graph inside another replay",
+                        met="it was captured with other switches of torch (default dtype, mkldnn, "
+                        "deterministic algorithms, threads) than one that another thread replays, "
+                        "which may be waiting for this one",
+                        remedy="Capture both alike, or replay them after each other.",
+                    )
+                _changed.wait(LOOK)
+        finally:
+            _waiting.remove(self)
+            _changed.notify_all()
+
+    def _comes_later(self) -> bool:
+        """True if somebody waits already who wants them otherwise: else he might wait for ever."""
+        return any(map(self._clashes, _waiting[: _waiting.index(self)]))
 
     def leave(self) -> None:
         """Puts back those that nobody else holds. Idempotent."""

@@ -314,3 +314,25 @@ def test_an_update_by_work_with_a_body_runs_it(
     first.replay()
     workbench.synchronize()
     assert workbench.read(total) == [21.0]
+
+
+@pytest.mark.needs("stage")
+def test_a_graph_that_was_updated_from_is_not_waited_for(pair: Pair) -> None:
+    """Its staged calls are refused at once, also while the update is under way."""
+    refused: list[GraphStateError] = []
+    real = pair.second._forget
+
+    def forget() -> None:
+        real()
+
+        def call() -> None:
+            with pytest.raises(GraphStateError) as caught:
+                pair.second.stage_and_launch([], [])
+            refused.append(caught.value)
+
+        in_another_thread(call)
+
+    pair.second._forget = forget  # type: ignore[method-assign]
+    pair.first.update(pair.second)
+    assert len(refused) >= 1
+    assert pair.adds(pair.first) == 10.0
