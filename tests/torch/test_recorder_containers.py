@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections import UserList, defaultdict
+from collections.abc import MutableMapping
 
 import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 
+import tensorplay_torch as tp
 from tensorplay_core import OperationRefused
 
 
@@ -105,3 +108,56 @@ def test_state_that_is_loaded_inside_a_capture_is_refused_and_put_back(record):
         record(body)
     assert step.optimizer.state is state
     assert step.optimizer.param_groups is groups
+
+
+class Mapping(MutableMapping):
+    """State as wrappers of optimizers keep it: a mapping, and no dict."""
+
+    def __init__(self) -> None:
+        self.held = defaultdict(dict)
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __setitem__(self, key, value):
+        self.held[key] = value
+
+    def __delitem__(self, key):
+        del self.held[key]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+WRAPPED = {
+    "mapping": lambda one: setattr(one, "state", Mapping()),
+    "list of a user's": lambda one: setattr(one, "param_groups", UserList(one.param_groups)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_optimizers_with_mappings_and_lists_of_their_own(name):
+    pair = []
+    for _ in range(2):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        made = optim.SGD([parameter], lr=0.1, momentum=0.9)
+        WRAPPED[name](made)
+        parameter.grad = torch.ones(3)
+        made.step()
+        pair.append((parameter, made))
+    (ours, captured), (theirs, eager) = pair
+    with tp.graph(tp.CUDAGraph(device="cpu")) as g:
+        captured.step()
+    for _ in range(3):
+        g.replay()
+        eager.step()
+    assert torch.equal(ours, theirs)
+    state = dict(captured.state)
+    with pytest.raises(OperationRefused), tp.graph(tp.CUDAGraph(device="cpu")):
+        captured.state[ours]["count"] = 1
+        captured.step()
+        captured.state[ours]["count"] = 2
+    assert dict(captured.state) == state

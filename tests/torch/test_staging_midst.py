@@ -160,3 +160,28 @@ def test_a_staged_call_of_work_that_runs_beside_a_capture_is_not_recorded() -> N
     assert made.topology.kinds() == {"kernel": 1}
     made.replay()
     assert z.tolist() == [3.0] * 2
+
+
+STATIC = {
+    "plan": lambda: torch.zeros(4),
+    "converting": lambda: torch.zeros(4, dtype=torch.float64),
+    "gaps": lambda: torch.zeros(8)[::2],
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_a_staged_call_inside_a_capture_is_recorded(name: str) -> None:
+    x, source = STATIC[name](), torch.ones(4)
+    with tp.graph(tp.CUDAGraph(device="cpu")) as g:
+        y = x * 2 + 1
+    plan = g.stage([x], [y])
+    with tp.graph(tp.CUDAGraph(device="cpu")) as outer:
+        if name == "plan":
+            (z,) = plan([source])
+        else:
+            g.stage_and_launch([x], [source])
+            z = y + 0
+    for value in (3.0, 5.0):
+        source.fill_(value)
+        outer.replay()
+        assert z.tolist() == [2 * value + 1] * 4

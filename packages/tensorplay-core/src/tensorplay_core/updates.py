@@ -134,7 +134,8 @@ class UpdateMethods(InspectionMethods):
                 if not (self._holds(before) and other._holds(gone)):
                     raise self._meanwhile()
                 self._template = others.template
-            self._retained = [*before.retained, *others.retained]
+            # What the other kept goes with its work, at the latest with the next update.
+            self._retained = list(before.retained)
             self._shared_pool, self._timeline = others.pool, others.timeline
             self._staged = None
             self._revision += 1

@@ -21,6 +21,7 @@ from .resources.arrays import empties, extent, overlap, unlike_memory
 from .resources.bases import Bases, cuda_driver
 from .resources.devices import index_of
 from .resources.signatures import compile_check, differences, guard_of, plain
+from .resources.storages import key_of
 from .resources.streams import as_torch_stream
 from .resources.turns import CLOSED
 
@@ -66,7 +67,8 @@ class _Plan:
         self._buffers = [tensor.detach() for tensor in static]
         self._yields = [tensor.detach() for tensor in results]
         self._starts, self._ends = _spans(self._buffers)
-        self._places = tuple(map(torch.Tensor.data_ptr, self._buffers))
+        self._storages = [buffer.untyped_storage() for buffer in self._buffers]
+        self._places = self._where()
         self._fast = compile_check(static)
         self._learned: list[Callable[..., bool]] = []
 
@@ -149,7 +151,7 @@ class _Plan:
     def _apart(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs, with clones of those that an earlier copy of this call would overwrite."""
         apart = []
-        if (places := tuple(map(torch.Tensor.data_ptr, self._buffers))) != self._places:
+        if (places := self._where()) != self._places:
             # A storage was resized, and the graph goes where it is now.
             self._starts, self._ends = _spans(self._buffers)
             self._places = places
@@ -162,6 +164,10 @@ class _Plan:
                 given = given.clone()
             apart.append(given)
         return apart
+
+    def _where(self) -> list[int]:
+        # Storages may be asked inside a capture as well, which refuses to tell tensors' addresses.
+        return [storage.data_ptr() for storage in self._storages]
 
     def _touches(self, given: torch.Tensor) -> bool:
         """False if the memory of ``given`` is none of any buffer's."""
@@ -305,7 +311,11 @@ def _spans(buffers: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
 
 def _is_in_place_of(given: torch.Tensor, buffer: torch.Tensor) -> bool:
     """False if a static buffer was given other memory since: its contents have to be copied."""
-    return given.data_ptr() == buffer.data_ptr() and given.stride() == buffer.stride()
+    return (
+        key_of(given) == key_of(buffer)
+        and given.storage_offset() == buffer.storage_offset()
+        and given.stride() == buffer.stride()
+    )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

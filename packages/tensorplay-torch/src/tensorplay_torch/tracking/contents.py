@@ -110,8 +110,11 @@ class Contents:
         while waiting:
             owner, was, now = waiting.popleft()
             for key, value in now.items():
-                old, said = was.get(key, ABSENT), f"{self._said(key)} for {owner}"
-                before, after = self._kept_of(old), entries_of(value)
+                old = was.get(key, ABSENT)
+                before = self._kept_of(old)
+                if old is value and before is None:
+                    continue
+                said, after = f"{self._said(key)} for {owner}", entries_of(value)
                 if old is ABSENT or before is None or after is None:
                     yield from _of_one(said, old, value, is_born)
                 elif (id(old), id(value)) not in seen:
@@ -145,9 +148,10 @@ def _of_one(
         yield Difference(met, change)
     elif _is_printable(old) and _is_printable(value):
         yield Difference(f"{said} was changed from {old!r:.60} to {value!r:.60} {AGAIN}", change)
-    else:
-        met = f"{said} was bound to another {type(value).__name__} inside the capture"
+    elif type(old) is not type(value):
+        met = f"{said} was bound to a {type(value).__name__} inside the capture"
         yield Difference(met, change)
+    # Else it is an object of the same kind, whose attributes are not looked at.
 
 
 def _of_containers(said: str, before: Entries, after: Entries) -> Iterator[Difference]:

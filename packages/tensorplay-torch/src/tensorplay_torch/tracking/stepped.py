@@ -50,7 +50,9 @@ class Stepped:
         self.place = where()
         self._places = _places(optimizer)
         self._state, self._groups = optimizer.state, optimizer.param_groups
-        self._contents = Contents(self._state, self._groups, said=self._said)
+        # Wrappers of optimizers have mappings and sequences of their own.
+        self._kept_state, self._kept_groups = _as(dict, self._state), _as(list, self._groups)
+        self._contents = Contents(self._kept_state, self._kept_groups, said=self._said)
         # What was bound even before the step; each replay would begin from the old one again.
         self._early = [
             f"{said} was created inside the capture"
@@ -64,11 +66,11 @@ class Stepped:
         for met in self._early:
             yield met, ON_DEVICE
         self._places = _places(self.optimizer)
-        groups = self._contents.of(self._groups)
+        groups = self._contents.of(self._kept_groups)
         added = len(self.optimizer.param_groups) - len(groups)
         if added:
             yield f"{abs(added)} param_groups were changed inside the capture", GROUPS
-        before, now = self._contents.of(self._state), self.optimizer.state
+        before, now = self._contents.of(self._kept_state), _as(dict, self.optimizer.state)
         pairs = [
             (self._parameter(key), self._items(before.get(key)), _items(now.get(key)))
             for key in {**before, **now}
@@ -86,15 +88,22 @@ class Stepped:
     def restore(self) -> None:
         """Puts state and settings back in place."""
         self._contents.restore()
+        if self._kept_state is not self._state:
+            for key in [key for key in self._state if key not in self._kept_state]:
+                del self._state[key]
+            for key, value in self._kept_state.items():
+                self._state[key] = value
+        if self._kept_groups is not self._groups:
+            self._groups[:] = self._kept_groups
         if self.optimizer.state is not self._state:
             self.optimizer.state = self._state
         if self.optimizer.param_groups is not self._groups:
             self.optimizer.param_groups = self._groups
 
     def _owners(self) -> Iterator[tuple[str, dict[Any, Any]]]:
-        for key, state in self._contents.of(self._state).items():
+        for key, state in self._contents.of(self._kept_state).items():
             yield self._parameter(key), self._items(state)
-        for place, group in self._contents.of(self._groups).items():
+        for place, group in self._contents.of(self._kept_groups).items():
             # A block may train what it made itself.
             settings = {name: one for name, one in group.items() if name != "params"}
             yield f"param_groups[{place}]", settings
@@ -112,6 +121,10 @@ class Stepped:
             place, number = self._places[id(key)]
             return f"param_groups[{place}]['params'][{number}] of shape {tuple(key.shape)}"
         return f"a parameter of shape {tuple(key.shape)}"
+
+
+def _as(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) else kind(value)
 
 
 def _places(optimizer: Optimizer) -> dict[int, tuple[int, int]]:

@@ -280,9 +280,12 @@ def test_what_a_graph_was_given_to_keep_it_keeps_over_an_update(pair: Pair) -> N
     pair.second.retain(others)
     del mine, others
     pair.first.update(pair.second)
-    pair.first.update(pair.adding(3.0))
     gc.collect()
     assert all(ref() is not None for ref in refs)
+    pair.first.update(pair.adding(3.0))
+    pair.bench.synchronize()
+    gc.collect()
+    assert refs[0]() is not None
     assert pair.adds(pair.first) == 3.0
     pair.first.close()
     pair.bench.synchronize()
