@@ -218,3 +218,25 @@ def test_an_interrupt_at_any_moment_leaves_no_switch_held(interrupt_at: Any) -> 
             break
     assert moment > 10
     assert torch.equal(y, wanted)
+
+
+@pytest.mark.parametrize("outer", [torch.float32, torch.float64])
+def test_a_child_graph_has_the_default_dtype_that_it_was_captured_with(outer: torch.dtype) -> None:
+    children = [divided(torch.float64), divided(torch.float32)]
+    numbers = torch.arange(1, 65)
+    torch.set_default_dtype(outer)
+    try:
+        with tp.graph(tp.CUDAGraph(device="cpu")) as parent:
+            for child, _, _ in children:
+                child.replay()
+            own = numbers / 3
+        expected = numbers / 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for _, y, _ in children:
+        y.zero_()
+    for _ in range(2):
+        parent.replay()
+        for _, y, wanted in children:
+            assert torch.equal(y, wanted)
+        assert torch.equal(own, expected)

@@ -33,7 +33,7 @@ from tensorplay_torch.tracking.liveness import listed
 from tensorplay_torch.tracking.operands import Operands
 from tensorplay_torch.tracking.surroundings import surroundings
 
-from .isolation import isolated
+from .isolation import isolated, under_settings
 from .recorder import Recorder
 from .switches import Held, Wanted
 
@@ -187,6 +187,7 @@ class CpuExecutable:
     def __init__(self, base: Runtime, template: CpuTemplate) -> None:
         self.inner: HostExecutable = host_executable(base, template.inner)
         self._watched, self._count = template.watched, template.node_count
+        self.inner.run_child_by(partial(under_settings, wanted=Wanted(dtype=template.dtype)))
         launch = isolated(self.inner.launch, template.dtype)
         run = isolated(_run_program, switches=False)
         self._draws, self._dtype = template.draws, template.dtype

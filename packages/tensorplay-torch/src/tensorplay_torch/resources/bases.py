@@ -169,6 +169,10 @@ class HostExecutable(Executable, Protocol):
         """True in the midst of this thread's launch of it, or of one that shares memory with it."""
         ...
 
+    def run_child_by(self, around: Callable[[Callable[[], object]], Callable[[], object]]) -> None:
+        """As a child graph of another it runs ``around(work)`` in place of its work."""
+        ...
+
     def turn_for(self, program: HostProgram, doing: str) -> AbstractContextManager[None]:
         """This thread's turn to run ``program``, with what it does before and after that."""
         ...

@@ -41,7 +41,8 @@ class Executable:
         self._cell = [program]
         self._resolve, self._capturing = resolve, capturing
         self._threads = capturing.threads
-        self.launch = _launcher(self._cell, capturing, resolve)
+        self._around: list[Callable[[Work], Work]] = []
+        self.launch = _launcher(self._cell, self._around, capturing, resolve)
 
     def __repr__(self) -> str:
         return f"<host executable of {len(self.program.steps)} nodes>"
@@ -50,6 +51,13 @@ class Executable:
     def program(self) -> Program:
         """What a launch runs now."""
         return self._cell[0]
+
+    def run_child_by(self, around: Callable[[Work], Work]) -> None:
+        """As a child graph of another, from here on, it runs ``around(work)`` in place of its work.
+
+        For a layer whose launches set something first, which only ``launch`` itself would see.
+        """
+        self._around[:] = [around]
 
     @property
     def is_within(self) -> bool:
@@ -142,7 +150,10 @@ class Executable:
 
 
 def _launcher(
-    cell: list[Program], capturing: Capturing, resolve: Callable[[object], Stream]
+    cell: list[Program],
+    around: list[Callable[[Work], Work]],
+    capturing: Capturing,
+    resolve: Callable[[object], Stream],
 ) -> Callable[..., None]:
     live, threads = capturing.live, capturing.threads
 
@@ -166,10 +177,11 @@ def _launcher(
                 [lane.capture],
             )
         lane.capture.holdings.include(program.holdings)
+        work = _child(program.steps)
         node = Node(
             "child",
             "graph",
-            work=_child(program.steps),
+            work=around[0](work) if around else work,
             child=program.recording,
             turn=program.turn,
         )
