@@ -89,6 +89,7 @@ def launcher(
 
 
 def current_of(work: Work, device: CudaDevice) -> Callable[[], int]:
+    """Tells the handle of this thread's current stream on ``device``; 0 is the default stream."""
     state, ordinal = work.current, int(device)
 
     def current() -> int:
