@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensorplay_core import compiled
-from tensorplay_core.compiled import counter, functions, make_token
+from tensorplay_core.compiled import counter, functions, make_token, refresher
 
 pytestmark = pytest.mark.skipif(counter() is None, reason=f"the library is {compiled.summary()}")
 
@@ -100,6 +100,66 @@ def test_what_nodes_run_is_not_told_of_what_is_no_graph() -> None:
     for arguments in ((), (get_nodes, get_type, get_parameters), (0, 0, 0, 1), ("1", 1, 1, 1)):
         with pytest.raises((TypeError, ValueError)):
             read(*arguments)
+
+
+class Updates:
+    """An executable's driver: ``current`` is the context, ``mode`` the thread's capture mode."""
+
+    def __init__(self, *, current: int = 77, code: int = 0, refuses: bool = False) -> None:
+        self.current, self.code, self.refuses, self.mode = current, code, refuses, 0
+        self.asked: list[tuple[int, int, int]] = []
+        words = ctypes.POINTER(ctypes.c_uint64)
+        calls: dict[Any, tuple[Any, ...]] = {
+            self.get_current: (words,),
+            self.exchange: (ctypes.POINTER(ctypes.c_int),),
+            self.update: (ctypes.c_uint64, ctypes.c_uint64, words),
+        }
+        self.kept = [ctypes.CFUNCTYPE(ctypes.c_int, *taken)(call) for call, taken in calls.items()]
+        self.addresses = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self.kept]
+
+    def get_current(self, context: Any) -> int:
+        context[0] = self.current
+        return 0 if self.current else 3
+
+    def exchange(self, mode: Any) -> int:
+        if not self.refuses:
+            self.mode, mode[0] = mode[0], self.mode
+        return int(self.refuses)
+
+    def update(self, executable: int, graph: int, told: Any) -> int:
+        self.asked.append((executable, graph, self.mode))
+        told[0], told[1], told[2] = 2, 3, 4  # As much as the driver tells.
+        return self.code
+
+    def run(self) -> int | None:
+        refresh = refresher()
+        assert refresh is not None
+        get_current, exchange, update = self.addresses
+        return refresh(get_current, exchange, update, 77, 8, GRAPH)
+
+
+@pytest.mark.parametrize("code", [0, 910])
+def test_an_executable_is_updated_in_relaxed_mode(code: int) -> None:
+    driver = Updates(code=code)
+    assert driver.run() == code
+    assert driver.asked == [(8, GRAPH, 2)]
+    assert driver.mode == 0
+
+
+@pytest.mark.parametrize("how", [{"current": 78}, {"current": 0}, {"refuses": True}])
+def test_an_update_in_another_context_is_left_alone(how: dict[str, Any]) -> None:
+    driver = Updates(**how)
+    assert driver.run() is None
+    assert not driver.asked
+    assert driver.mode == 0
+
+
+def test_an_update_takes_addresses_alone() -> None:
+    refresh, addresses = refresher(), Updates().addresses
+    assert refresh is not None
+    for arguments in ((), (*addresses, 77, 8), (0, 0, 0, 77, 8, 9), (*addresses, "77", 8, 9)):
+        with pytest.raises((TypeError, ValueError)):
+            refresh(*arguments)
 
 
 def test_a_token_is_taken_once_and_given_back_as_often_as_one_likes() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import isfunction
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 from tensorplay_core.errors import DriverCallFailed
 from tensorplay_core.hookspecs import hookimpl
@@ -17,7 +16,7 @@ ASKED = {
     name
     for kind in NativeExecutable.__mro__
     for name, asked in vars(kind).items()
-    if isfunction(asked) and not name.startswith("_")
+    if isinstance(asked, property | FunctionType) and not name.startswith("_")
 }
 """What the torch driver may ask of an executable beneath."""
 
@@ -136,6 +135,7 @@ class Native:
             raw=lambda: raw,
             close=close,
             settle=settle,
+            unsettled=False,
             follow=lambda stream, doing: self.world.note("follow", current()),
         )
         assert {"close", "divert"} <= ASKED <= vars(made).keys()

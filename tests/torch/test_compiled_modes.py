@@ -61,6 +61,26 @@ def test_modes_are_put_back(made: str, before: tuple[Any, ...], meanwhile: tuple
         assert modes() == before
 
 
+@pytest.mark.parametrize("made", ["in C++", "in Python"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_grad_mode_stays_where_inference_mode_is_another(made: str, *, inside: bool) -> None:
+    assert BUILT is not None
+    make: Callable[[], Callable[[], None]] = BUILT.Around if made == "in C++" else Surroundings
+    block = torch.inference_mode()
+    if not inside:
+        block.__enter__()
+    restore = make()
+    if inside:
+        block.__enter__()
+    else:
+        block.__exit__(None, None, None)
+    torch.set_grad_enabled(not inside)
+    restore()
+    assert torch.is_grad_enabled() is not inside
+    if inside:
+        block.__exit__(None, None, None)
+
+
 def test_copies_of_parameters_are_dropped_on_either_side() -> None:
     assert BUILT is not None
     weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)

@@ -274,6 +274,29 @@ def test_repeated_updates_keep_the_last_and_give_back_the_rest(world):
     assert not +world.begun
 
 
+@pytest.mark.parametrize(
+    ("shared", "retained", "waits"),
+    [(True, False, False), (False, False, True), (True, True, True)],
+    ids=["one pool", "pools of their own", "with what it keeps"],
+)
+def test_what_an_update_replaces_is_waited_for_where_it_frees_anything(
+    world, shared, retained, waits
+):
+    g = captured(world)
+    g.replay()
+    pool = {"pool": g} if shared else {}
+    assert g.update(captured(world, **pool)).in_place
+    if retained:
+        g.retain(object())
+    begun = len(world.log)
+    # The work that the first update brought goes: it may still be under way.
+    assert g.update(captured(world, **pool)).in_place
+    assert ("settle" in world.since(begun)) == waits
+    begun = len(world.log)
+    g.close()
+    assert "drain" in world.since(begun)
+
+
 @pytest.mark.parametrize("draws", [False, True])
 def test_inputs_staged_on_another_stream_outlive_their_copies(world, monkeypatch, draws):
     """From the first call on, which goes step by step, as later ones do if the graph draws."""

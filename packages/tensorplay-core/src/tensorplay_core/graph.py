@@ -51,7 +51,7 @@ class CUDAGraph(UpdateMethods):
         self._references = self._revision = 0
         self._updater = None
         self._orphaned = ""
-        self._forget()
+        self._bodies, self._retained = [], []
         self._serial = registry.register(self)
 
     def instantiate(self) -> None:
@@ -97,10 +97,12 @@ class CUDAGraph(UpdateMethods):
         self._ready("replaying").launch(stream)
 
     def _ready(self, doing: str) -> Executable:
-        if self._executable is None:
-            if self._template is None:
-                raise self._wrong_state(doing, "Capture it first: with graph(g): ...")
-            self.instantiate()
+        found = self._executable
+        if found is not None:
+            return found
+        if self._template is None:
+            raise self._wrong_state(doing, "Capture it first: with graph(g): ...")
+        self.instantiate()
         return cast("Executable", self._executable)
 
     def stage_and_launch(
@@ -250,7 +252,7 @@ class CUDAGraph(UpdateMethods):
         )
 
     def __del__(self) -> None:
-        if self.__dict__.get("_shared_pool") is None and self.__dict__.get("_capture") is None:
+        if self._shared_pool is None and self._capture is None:
             return  # It is empty, or never finished __init__: there is nothing to end.
         launch = self.__dict__.get("replay")
         if launch is not None and sys.getrefcount(launch) > self._references:

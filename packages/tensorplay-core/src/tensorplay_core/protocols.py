@@ -26,6 +26,7 @@ __all__ = [
     "ConditionalKind",
     "Device",
     "Executable",
+    "IN_PLACE",
     "Pool",
     "PoolStatistics",
     "StagePlan",
@@ -62,9 +63,9 @@ class ConditionalKind(Enum):
     """Body ``i`` runs when the index is ``i``; an index out of range runs none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CaptureOptions:
-    """How a capture is to be made, beyond its stream, pool and mode.
+    """How a capture is to be made, beyond its stream, pool and mode. Nobody changes it later.
 
     Attributes:
         track_operands: Retain the storages that captured work reads and that were not born in the
@@ -219,6 +220,10 @@ class Update:
 
     in_place: bool
     reason: str = ""
+
+
+IN_PLACE = Update(in_place=True)
+"""It could."""
 
 
 class WorkQueue(Protocol):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 from . import reclaim, registry, scopes, unwinding
-from .conditional import Body, ConditionalMethods
+from .conditional import ConditionalMethods
 from .errors import ArgumentError, ConditionalError, EmptyCapture, GraphStateError
 from .pool import SharedPool, acquire
 from .protocols import (
@@ -25,7 +25,7 @@ from .timeline import Timeline
 __all__ = ["CaptureMethods"]
 
 
-class CaptureMethods(ConditionalMethods, ABC):
+class CaptureMethods(ConditionalMethods):
     """The capturing part of a graph, and the states it goes through."""
 
     _device: Device | None
@@ -34,20 +34,26 @@ class CaptureMethods(ConditionalMethods, ABC):
     _serial: int
     _generators: tuple[object, ...]
     _orphaned: str
+    _retained: list[object]
+
+    # Of a graph that captured nothing.
+    _capture: Capture | None = None
+    _template: Template | None = None
+    _executable: Executable | None = None
+    _staged: tuple[ConvertingStage, tuple[Executable, int]] | None = None
+    _shared_pool: SharedPool | None = None
+    _poisoned: BaseException | None = None
+    _timeline: Timeline | None = None
+    _thread: weakref.ref[Presence] | None = None
+    _hold: object = None
 
     def _forget(self) -> None:
-        self._capture: Capture | None = None
-        self._template: Template | None = None
-        self._executable: Executable | None = None
-        self._staged: tuple[ConvertingStage, tuple[Executable, int]] | None = None
-        self._shared_pool: SharedPool | None = None
-        self._bodies: list[Body] = []
-        self._poisoned: BaseException | None = None
-        self._retained: list[object] = []
-        self._timeline: Timeline | None = None
-        self._thread: weakref.ref[Presence] | None = None
-        self._hold: object = None
-        self.__dict__.pop("replay", None)
+        """Is as if it had captured nothing. Idempotent."""
+        if self._executable is not None:
+            self.__dict__.pop("replay", None)
+        self._capture = self._template = self._executable = self._staged = None
+        self._shared_pool = self._poisoned = self._timeline = self._thread = self._hold = None
+        self._bodies, self._retained = [], []
 
     def __repr__(self) -> str:
         place = f" on {self._device}" if self._device is not None else ""
@@ -141,9 +147,10 @@ class CaptureMethods(ConditionalMethods, ABC):
                 ),
             )
             self._shared_pool, self._hold = shared, hold
-            self._device, self._thread = device, weakref.ref(presence())
+            here = presence()
+            self._device, self._thread = device, weakref.ref(here)
             self._timeline, self._orphaned = timeline, ""
-            registry.enter_capture(self)
+            registry.enter_capture(self, here)
             if timeline is not None:
                 timeline.begin(self._capture)
         except BaseException as error:

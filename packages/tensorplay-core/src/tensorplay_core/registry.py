@@ -95,9 +95,9 @@ def _thread_ended(name: str, stack: list[Registered]) -> None:
             del stack[-1]
 
 
-def enter_capture(graph: Registered) -> None:
-    """This thread now captures ``graph``."""
-    presence().stack.append(graph)
+def enter_capture(graph: Registered, thread: Presence) -> None:
+    """A thread now captures ``graph``."""
+    thread.stack.append(graph)
 
 
 def leave_capture(graph: Registered, thread: Presence | None, *, completed: bool) -> None:

@@ -174,8 +174,8 @@ class UpdateMethods(InspectionMethods):
         """Lets go of the executable, if it has it still; the next use makes another."""
         with self._lock:
             if executable is not None and self._executable is executable:
-                self._executable, self._staged = None, None
                 self.__dict__.pop("replay", None)
+                self._executable = self._staged = None
         if executable is not None:
             reclaim.dispose(executable.close)
 

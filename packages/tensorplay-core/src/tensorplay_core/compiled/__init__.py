@@ -1,4 +1,4 @@
-"""The launch of a graph in C, for those who build it; everything works without it.
+"""Launches and short looks at graphs in C, for those who build it; everything works without it.
 
 ``python -m tensorplay_core.compiled`` builds it for the Python that runs it, with a C compiler and
 setuptools. It is found and used from then on; ``TENSORPLAY_COMPILED=0`` leaves it out.
@@ -14,7 +14,7 @@ from .places import library, look_for, why_not
 
 __all__ = [
     "BUILD",
-    "SOURCE",
+    "SOURCES",
     "Launch",
     "Token",
     "counter",
@@ -22,11 +22,12 @@ __all__ = [
     "launch_type",
     "make_token",
     "place",
+    "refresher",
     "summary",
 ]
 
 BUILD = "python -m tensorplay_core.compiled"
-SOURCE = Path(__file__).parent / "launch.c"
+SOURCES = Path(__file__).parent
 
 
 class Launch(Protocol):
@@ -80,7 +81,7 @@ refused; ``function`` is the address of ``cuGraphLaunch``.
 
 def place() -> Path:
     """Where the library is, or would be."""
-    return library("launch", [SOURCE])
+    return library("launch", [*SOURCES.glob("*.h"), *SOURCES.glob("*.c")])
 
 
 _module: Any = look_for(f"{__name__}.launch", place, BUILD)
@@ -113,6 +114,17 @@ def functions() -> Callable[[int, int, int, int], tuple[int, ...] | None] | None
     There is no such function if the library is not there.
     """
     return None if _module is None else _module.functions
+
+
+def refresher() -> Callable[[int, int, int, int, int, int], int | None] | None:
+    """``(get_current, exchange, update, context, executable, graph)``: updates an executable.
+
+    The first three are the addresses of ``cuCtxGetCurrent``, ``cuThreadExchangeStreamCaptureMode``
+    and ``cuGraphExecUpdate``. It returns the code of the last, which it calls in relaxed mode; None
+    where another context is current, and nothing was done. There is no such function if the library
+    is not there.
+    """
+    return None if _module is None else _module.refresh
 
 
 def summary() -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from . import SOURCE, place
+from . import SOURCES, place
 from .places import CACHE, load
 
 __all__ = ["build", "main", "provide"]
@@ -67,12 +67,12 @@ def build(path: Path) -> None:
     except ImportError as error:
         raise ImportError(f"{error}. Install it: python -m pip install setuptools") from error
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        extension = tools.Extension("launch", [SOURCE.name])
+        extension = tools.Extension("launch", ["launch.c"])
         made = tools.Distribution({"name": "launch", "ext_modules": [extension]})
         command = made.get_command_obj("build_ext")
         command.build_lib = command.build_temp = folder
         command.ensure_finalized()
-        extension.sources = [str(SOURCE)]
+        extension.sources = [str(SOURCES / "launch.c")]
         command.run()
         (library,) = Path(folder).glob(f"launch*{path.suffix}")
         library.replace(path)

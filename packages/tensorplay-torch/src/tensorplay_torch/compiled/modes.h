@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 namespace tensorplay {
 
@@ -46,20 +47,21 @@ struct Modes {
   }
 };
 
-// Around(): grad mode and autocast of this thread. A call puts them back. Autocast's copies of
-// parameters are dropped here and there.
+// Around(): grad mode and autocast of this thread. A call puts them back, grad mode not where inference
+// mode is another by then. Autocast's copies of parameters are dropped here and there.
 struct Around {
   struct Autocast {
     c10::DeviceType kind;
     bool enabled;
     at::ScalarType dtype;
   };
-  bool grad, cached;
+  bool grad, inference, cached;
   Autocast autocast[2] = {{c10::kCPU, false, at::kFloat}, {c10::kCUDA, false, at::kFloat}};
 
   explicit Around(PyObject* args) {
     if (PyTuple_GET_SIZE(args) != 0) refuse(PyExc_TypeError, "Around takes no arguments");
     grad = c10::GradMode::is_enabled();
+    inference = c10::InferenceMode::is_enabled();
     for (Autocast& one : autocast) {
       one.enabled = at::autocast::is_autocast_enabled(one.kind);
       one.dtype = at::autocast::get_autocast_dtype(one.kind);
@@ -70,7 +72,7 @@ struct Around {
 
   PyObject* call(Given given) const {
     given.expect(0);
-    c10::GradMode::set_enabled(grad);
+    if (c10::InferenceMode::is_enabled() == inference) c10::GradMode::set_enabled(grad);
     for (const Autocast& one : autocast) {
       at::autocast::set_autocast_enabled(one.kind, one.enabled);
       at::autocast::set_autocast_dtype(one.kind, one.dtype);

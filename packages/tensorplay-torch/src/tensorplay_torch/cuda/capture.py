@@ -14,7 +14,7 @@ from tensorplay_core.errors import CaptureError, CaptureInvalidated
 from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
 from tensorplay_core.runtime import Runtime
 from tensorplay_torch.resources.bases import Bases, cuda_driver
-from tensorplay_torch.resources.devices import index_of, is_current
+from tensorplay_torch.resources.devices import current_index, index_of
 from tensorplay_torch.resources.generators import Generators, checked
 from tensorplay_torch.resources.memory import Segments
 from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
@@ -22,8 +22,8 @@ from tensorplay_torch.resources.streams import Lane, SideStreams, current_handle
 from tensorplay_torch.tracking.surroundings import Entered
 
 from .broken import WAITING, broken, torch_failure
+from .captured import Captured, CudaTemplate
 from .foreign import ForeignWork
-from .graph import Captured, CudaTemplate
 from .settling import forget_workspaces, settle
 from .unwind import drop, end_quietly, ended
 from .watch import Watch
@@ -219,18 +219,18 @@ def begin(
     base, handle = bases("cuda"), stream.cuda_stream
     if handle in LEGACY:
         raise _refused(stream, "it is a default stream, which cannot be captured")
-    registered = checked(options.generators, pool.device)
+    registered = checked(options.generators, pool.device) if options.generators else ()
     if not torch.cuda.is_initialized():
         torch.cuda.init()
     # Before anything waits: that would break the other capture.
-    is_capturing, elsewhere = cuda_driver(base).is_capturing, not is_current(pool.device)
+    is_capturing, now = cuda_driver(base).is_capturing, current_index()
     if is_capturing(current_handle(pool.device)) or (
-        elsewhere and torch.cuda.is_current_stream_capturing()
+        now != pool.device.index and torch.cuda.is_current_stream_capturing()
     ):
         raise _refused(stream, "this thread's current stream is capturing already")
     if is_capturing(handle):
         raise _refused(stream, "it is capturing already")
-    entered = Entered(stream)
+    entered = Entered(stream, now)
     try:
         streams.honour(pool, stream)
         return _begin_torch(base, streams, stream, pool, mode, options, registered, entered)
@@ -258,7 +258,8 @@ def _begin_torch(
     watch = Watch(device, options, generators)
     forget_workspaces()
     try:
-        graph.capture_begin(_handle(pool), mode)
+        native: Any = pool.begin()  # As the type that torch gives the ids that it hands out.
+        graph.capture_begin(native, mode)
     except RuntimeError as error:
         attempt(
             "giving back memory",
@@ -290,11 +291,6 @@ def _begin_torch(
         raise
     options.begun.append(capture)
     return capture
-
-
-def _handle(pool: TorchPool) -> Any:
-    """The id to capture under, as the type that torch gives those that it hands out."""
-    return pool.begin()
 
 
 def attempt(what: str, step: Callable[[], object], error: BaseException | None) -> bool:

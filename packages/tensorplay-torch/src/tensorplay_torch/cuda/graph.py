@@ -1,8 +1,7 @@
-"""A finished capture on CUDA: what it owns, its template, and the executable that launches it."""
+"""The executable of a capture on CUDA, which launches it."""
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,140 +12,18 @@ import torch
 
 from tensorplay_core import reclaim
 from tensorplay_core.errors import DriverCallFailed, GraphStateError
-from tensorplay_core.protocols import Template, Update
-from tensorplay_core.runtime import Runtime
+from tensorplay_core.protocols import Update
 from tensorplay_torch._private import PRIVATE
 from tensorplay_torch.resources.bases import Bases, NativeExecutable, cuda_driver
 from tensorplay_torch.resources.devices import index_of, wait_for
-from tensorplay_torch.resources.generators import Generators
-from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
 from tensorplay_torch.resources.streams import as_torch_stream, current_handle
 from tensorplay_torch.resources.turns import CLOSED
 
 from .broken import torch_failure
+from .captured import Captured, CudaTemplate, holding
 from .copying import Copying
-from .watch import Watch
 
-__all__ = ["Captured", "CudaExecutable", "CudaTemplate"]
-
-
-class Captured:
-    """What one capture owns. Its template and its executables share it; the last frees it.
-
-    Args:
-        graph: torch's own graph, which holds the pool and the generators' states.
-        pool: What it allocated from.
-        bodies: What its conditional bodies allocated from, and how often each began to.
-        generators: Those it may draw from.
-        watch: What was seen of the captured work.
-
-    Attributes:
-        owned: Whatever else must live as long as the graph can run.
-    """
-
-    def __init__(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        pool: TorchPool,
-        bodies: Begun,
-        generators: Generators,
-        watch: Watch,
-    ) -> None:
-        self.pool, self.generators, self.watch = pool, generators, watch
-        self.owned: list[object] = []
-        self.lock = threading.RLock()
-        self._graph: torch.cuda.CUDAGraph | None = graph
-        assert pool.native is not None, "it served the capture"
-        self._native: Native = pool.native
-        # It kept the pool until this capture; to end it takes longer than capturing may.
-        self._before, pool.last = pool.last, None
-        self._bodies = bodies
-        self._holders = 1
-
-    @property
-    def graph(self) -> torch.cuda.CUDAGraph:
-        """The graph as torch has it.
-
-        Raises:
-            GraphStateError: Nobody holds it any more.
-        """
-        if self._graph is None:
-            raise GraphStateError(
-                doing="using",
-                subject=f"a graph on {self.pool.device}",
-                met="it is closed",
-                remedy="Capture again, or keep the graph open.",
-            )
-        return self._graph
-
-    def hold(self) -> None:
-        """One more holder."""
-        with self.lock:
-            self._holders += 1
-
-    def release(self) -> None:
-        """One holder lets go; with the last the memory goes back."""
-        with self.lock:
-            self._holders -= 1
-            if self._holders:
-                return
-        graph = self.graph
-        # torch takes a graph off its generators when the object goes, not at a reset.
-        self._graph = None
-        if self._before is not None:
-            self._before.reset()
-            self._before = None
-        self.pool.end(graph, self._native)
-        release_bodies(self.pool, self._bodies)
-        self.watch.close()
-        self.owned.clear()
-
-
-class CudaTemplate:
-    """A graph that torch captured and keeps, with core's CUDA driver's view of it."""
-
-    def __init__(self, captured: Captured, inner: Template) -> None:
-        self.captured, self.inner = captured, inner
-        self.executable: weakref.ref[CudaExecutable] | None = None
-        self._closed = False
-        self._run: tuple[int, ...] | None = None
-
-    @property
-    def node_count(self) -> int:
-        """Nodes at the top level."""
-        return self.inner.node_count
-
-    def retain(self, owned: object) -> None:
-        """Keeps ``owned`` alive as long as the graph can run."""
-        self.captured.owned.append(owned)
-
-    def raw(self) -> int:
-        """The ``cudaGraph_t``."""
-        return self.captured.graph.raw_cuda_graph()
-
-    def close(self) -> None:
-        """Lets go of the graph. An executable made from it stays whole."""
-        if not self._closed:
-            self._closed = True
-            self.inner.close()
-            self.captured.release()
-
-    def does_as(self, other: CudaTemplate, base: Runtime) -> bool:
-        """True if its nodes run what those of ``other`` run, in the same order."""
-        mine, others = self._functions(), other._functions()
-        if mine is not None and mine == others:
-            return True
-        return self._kernels(base) == other._kernels(base)
-
-    def _functions(self) -> tuple[int, ...] | None:
-        if self._run is None:
-            inner: Any = self.inner
-            self._run = inner.functions()
-        return self._run
-
-    def _kernels(self, base: Runtime) -> list[str]:
-        """Names of all nodes, bodies included, in order."""
-        return [f"{node.kind} {node.name}" for node in base.graph_topology(self.inner).walk()]
+__all__ = ["CudaExecutable"]
 
 
 class CudaExecutable:
@@ -317,17 +194,18 @@ class CudaExecutable:
             replaced, self._updated = self._updated, template.captured
             self._template = template
             if replaced is not None:
-                reclaim.dispose(partial(self._let_go, replaced))
+                reclaim.dispose(partial(self._let_go, replaced, template.captured))
         return update
 
-    def _let_go(self, replaced: Captured) -> None:
+    def _let_go(self, replaced: Captured, by: Captured) -> None:
         # Its last launches may still be under way.
-        self.inner.settle(partial(wait_for, self.device))
+        if self.inner.unsettled or not replaced.is_safe_with(by):
+            self.inner.settle(partial(wait_for, self.device))
         replaced.release()
 
     def close(self) -> None:
         """Waits for launches under way, then lets go."""
-        with self._captured.lock:
+        with holding:
             if self._closed:
                 return
             self._closed = True

@@ -74,6 +74,11 @@ class Watch:
             return None
         return self._random.drew
 
+    @property
+    def keeps(self) -> bool:
+        """True if it may keep anything that the captured work uses."""
+        return self._listener is not None or bool(self._random.kept)
+
     def start(self, foreign: Callable[[], ForeignWork]) -> None:
         """Begins to look, in the thread that captures.
 
@@ -104,9 +109,10 @@ class Watch:
         """
         self._bindings.stop()
         inference, self._inference = self._inference, None
+        looks = bool(self._started)
         while self._started:
             self._ended(self._started.pop())
-        if inference is not None and (crossed := inference.crossing()) is not None:
+        if inference is not None and (crossed := inference.crossing(looks=looks)) is not None:
             raise crossed
         # Every operation was looked at, so no generator was missed.
         self._generators.complete |= self._listener is not None

@@ -72,7 +72,7 @@ class Device:
     @hookimpl
     def tensorplay_side_stream(self, device: torch.device, pool: TorchPool) -> object:
         """The stream that captures into ``pool`` run on, as ``streams.SideStreams`` says."""
-        if device.type == "cuda":
+        if pool.native is not None:
             return self.side_streams.of(pool)
         host = self.bases("host")
         return host.side_stream(host.resolve_device(None), on_host(pool, host))

@@ -18,7 +18,8 @@ from tensorplay_torch.cuda.adoption import ForeignCapture, adopt
 from tensorplay_torch.cuda.bodies import CudaBody
 from tensorplay_torch.cuda.broken import of_block
 from tensorplay_torch.cuda.capture import CudaCapture
-from tensorplay_torch.cuda.graph import CudaExecutable, CudaTemplate
+from tensorplay_torch.cuda.captured import CudaTemplate
+from tensorplay_torch.cuda.graph import CudaExecutable
 from tensorplay_torch.resources.devices import index_of
 from tensorplay_torch.resources.pools import TorchPool
 from tensorplay_torch.resources.streams import as_torch_stream
@@ -46,9 +47,11 @@ class Graphs(Pools):
         """Begins torch's capture on CUDA, or a recording on the CPU."""
         if stream is None:
             stream = self.tensorplay_side_stream(device, pool)
-        if device.type != "cuda":
+        if pool.native is None:
             return cpu_capture.begin(self.bases, stream, pool, mode, options)
-        chosen = as_torch_stream(self.bases, stream, device)
+        chosen = pool.stream
+        if chosen is None or stream is not chosen:
+            chosen = as_torch_stream(self.bases, stream, device)
         return cuda_capture.begin(self.bases, self.side_streams, chosen, pool, mode, options)
 
     @hookimpl

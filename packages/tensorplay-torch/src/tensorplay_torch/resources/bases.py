@@ -23,6 +23,7 @@ __all__ = [
     "HostExecutable",
     "HostProgram",
     "NativeExecutable",
+    "NativeTemplate",
     "cuda_driver",
     "host_executable",
     "host_driver",
@@ -40,7 +41,7 @@ class CudaDriver(Protocol):
 
     def template_of(
         self, capture: Capture | None, graph: int, owner: object, device: int
-    ) -> Template:
+    ) -> NativeTemplate:
         """The template of a capture, adopted or not, once its owner ended it."""
         ...
 
@@ -110,6 +111,14 @@ class Gaps(Protocol):
         ...
 
 
+class NativeTemplate(Template, Protocol):
+    """A template of core's CUDA driver."""
+
+    def functions(self) -> tuple[int, ...] | None:
+        """What its nodes run; None if it holds other graphs. It is read once, before it closes."""
+        ...
+
+
 class NativeExecutable(Executable, Protocol):
     """An executable of core's CUDA driver."""
 
@@ -119,6 +128,11 @@ class NativeExecutable(Executable, Protocol):
 
     def follow(self, stream: object, doing: str) -> None:
         """What is enqueued on the stream from here on comes after all launches so far."""
+        ...
+
+    @property
+    def unsettled(self) -> bool:
+        """True if it keeps what only earlier launches used."""
         ...
 
     def settle(self, wait: Callable[[], object]) -> None:
@@ -213,7 +227,9 @@ class Bases:
 
 def cuda_driver(base: Runtime) -> CudaDriver:
     """Core's CUDA driver, beyond its hooks."""
-    return cast("CudaDriver", base.driver)
+    driver: Any = base.driver
+    found: CudaDriver = driver
+    return found
 
 
 def lend(body: Capture, lane: Lane) -> None:

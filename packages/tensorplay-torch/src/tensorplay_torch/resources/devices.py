@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from tensorplay_core.errors import ArgumentError, ArgumentTypeError
@@ -27,7 +29,7 @@ def resolve_device(device: object) -> torch.device:
     if device is None:
         # Whether it is initialised is a look at a variable; whether it could be, a few calls.
         if torch.cuda.is_initialized():
-            return torch.device("cuda", current_index())
+            return _cuda(current_index())
         return _current() if torch.cuda.is_available() else CPU
     if isinstance(device, bool) or not isinstance(device, int | str | torch.device):
         raise ArgumentTypeError(
@@ -113,7 +115,12 @@ def _refuse_wrapped(device: int | str | torch.device) -> None:
 
 
 def _current() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
+    return _cuda(torch.cuda.current_device())
+
+
+@cache
+def _cuda(index: int) -> torch.device:
+    return torch.device("cuda", index)
 
 
 def _refused(device: object, met: str) -> ArgumentError:

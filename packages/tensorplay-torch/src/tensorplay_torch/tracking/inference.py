@@ -27,13 +27,16 @@ class Inference:
     def __init__(self) -> None:
         self._before = torch.is_inference_mode_enabled()
 
-    def crossing(self) -> CaptureError | None:
+    def crossing(self, *, looks: bool = True) -> CaptureError | None:
         """What a capture is to end with whose own modes are still on; None if all is nested.
 
         Torch works all the same after what was entered inside is left.
+
+        Args:
+            looks: The capture has modes of its own on.
         """
         now = torch.is_inference_mode_enabled()
-        if now == self._before and _reached():
+        if now == self._before and (not looks or _reached()):
             return None
         entered = _reached()
         if entered:

@@ -59,8 +59,9 @@ class Bindings:
         Raises:
             OperationRefused: State was created, replaced or removed, or a number in it was changed.
         """
-        for error in self.refusals():
-            raise error
+        if self._steps:
+            for error in self.refusals():
+                raise error
 
     def refusals(self) -> Iterator[OperationRefused]:
         """Everything that ``check`` refuses."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,15 +33,18 @@ SWITCHES = tuple(_switches())
 class Surroundings:
     """Grad mode and autocast of this thread, as they were when this was made. A call restores them.
 
+    Grad mode stays as it is where inference mode is another by then: to enter or leave that sets
+    both, and what the user left is not put back.
+
     Autocast keeps the low-precision copies of parameters it has made, per thread. A copy made
     before a capture would be a frozen input of the graph, one made in a capture would reach eager
     code before any replay has filled it, so the copies are dropped on either side.
     """
 
-    __slots__ = ("_cache", "_cpu", "_cuda", "_grad")
+    __slots__ = ("_cache", "_cpu", "_cuda", "_grad", "_inference")
 
     def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
+        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         self._cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         self._cache = torch.is_autocast_cache_enabled()
@@ -49,7 +52,8 @@ class Surroundings:
 
     def __call__(self) -> None:
         """Puts them back."""
-        torch.set_grad_enabled(self._grad)
+        if torch.is_inference_mode_enabled() == self._inference:
+            torch.set_grad_enabled(self._grad)
         for kind, (enabled, dtype) in (("cpu", self._cpu), ("cuda", self._cuda)):
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
@@ -58,53 +62,31 @@ class Surroundings:
 
 
 _compiled = parts()
-_around: Callable[[], Callable[[], None]] = Surroundings if _compiled is None else _compiled.Around
+surroundings: Callable[[], Callable[[], None]] = (
+    Surroundings if _compiled is None else _compiled.Around
+)
+"""Makes one, in C++ where that is built."""
+
+Switched: TypeAlias = list[tuple[Callable[[bool], object], bool]]
+"""What sets a switch of torch's, and what it was."""
 
 
-def surroundings() -> Callable[[], None]:
-    """Makes one, in C++ where that is built.
-
-    Grad mode stays as it is where inference mode is another by then: to enter or leave that sets
-    both, and what the user left is not put back.
-    """
-    restore, inference = _around(), torch.is_inference_mode_enabled()
-
-    def put_back() -> None:
-        if torch.is_inference_mode_enabled() == inference:
-            restore()
-            return
-        grad = torch.is_grad_enabled()
-        try:
-            restore()
-        finally:
-            torch.set_grad_enabled(grad)
-
-    return put_back
-
-
-class _Streams:
-    """How autograd treats gradients of tensors whose node remembers another stream.
+def _switch() -> Switched:
+    """Sets how autograd treats gradients of tensors whose node remembers another stream.
 
     Such a node is alive with an autograd graph of an earlier forward. A capture has it run on the
     capture's stream, where torch can do that (2.13); and no warning is due to the user, who has no
     say in which streams captures and their warm-ups run on.
     """
+    before = [(write, bool(read())) for write, read, _ in SWITCHES]
+    for write, _, wanted in SWITCHES:
+        write(wanted)
+    return before
 
-    __slots__ = ("_before",)
 
-    def __init__(self) -> None:
-        self._before: list[bool] = []
-        for write, read, wanted in SWITCHES:
-            before = bool(read())
-            self._before.append(before)
-            if before != wanted:
-                write(wanted)
-
-    def restore(self) -> None:
-        """Puts that back."""
-        for (write, read, wanted), before in zip(SWITCHES, self._before, strict=True):
-            if before != wanted or bool(read()) != before:
-                write(before)
+def _switch_back(switched: Switched) -> None:
+    for write, before in switched:
+        write(before)
 
 
 @contextmanager
@@ -113,11 +95,14 @@ def steady_streams(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = _Streams()
+    switched = _switch()
     try:
         yield
     finally:
-        before.restore()
+        _switch_back(switched)
+
+
+_HERE = nullcontext()
 
 
 class Entered:
@@ -127,16 +112,17 @@ class Entered:
 
     Args:
         stream: Current from here on, on its device.
+        before: Ordinal of the device that is current now.
 
     Raises:
         CaptureError: This thread has a capture under way.
     """
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, before: int) -> None:
         turns.take(stream)
-        self._restore, self._streams = surroundings(), _Streams()
-        self._index, self._device = index_of(stream.device), current_index()
+        self._restore, self._switched = surroundings(), _switch()
         self._stream = Current(stream)
+        self._index, self._device = index_of(self._stream.device), before
         try:
             if self._device != self._index:
                 torch.cuda.set_device(self._index)
@@ -148,7 +134,7 @@ class Entered:
     def here(self) -> AbstractContextManager[Any]:
         """Makes the capture's device and stream current, if the user made others so."""
         if current_index() == self._index and self._stream.is_current():
-            return nullcontext()
+            return _HERE
         return torch.cuda.stream(self._stream.stream)
 
     def leave(self) -> None:
@@ -163,7 +149,7 @@ class Entered:
             if self._device != self._index:
                 torch.cuda.set_device(self._device)
             self._restore()
-            self._streams.restore()
+            _switch_back(self._switched)
         finally:
             turns.give()
 

@@ -248,9 +248,9 @@ class CudaTemplate:
         self.owned = Owned() if capture is None else capture.owned
         self.graph = graph
         self.branches = {} if capture is None else _branches(capture)
-        self.subject = f"graph {int(graph):#x} on {device}"
         self._nodes: list[Any] | None = None
         self._count: int | None = None
+        self._functions: tuple[int, ...] | None = None
         self._owner = owner
         self._work = work
         self._end: weakref.finalize[Any, Any] | None = None
@@ -258,6 +258,11 @@ class CudaTemplate:
             self._end = weakref.finalize(self, _destroy_graph, work, device, graph)
             self._end.atexit = False
         self.closed = False
+
+    @property
+    def subject(self) -> str:
+        """What errors call it."""
+        return f"graph {int(self.graph):#x} on {self.device}"
 
     @property
     def nodes(self) -> list[Any]:
@@ -270,17 +275,18 @@ class CudaTemplate:
     def node_count(self) -> int:
         """Nodes at its top level."""
         if self._count is None:
-            self._count = topology.count(self._work, self.graph, about=self.subject)
+            self._count = topology.count(self._work, self)
         return self._count
 
     def functions(self) -> tuple[int, ...] | None:
         """What its nodes run: equal tuples do the same work, perhaps on other memory.
 
-        None if it holds other graphs, whose nodes would count too, and if it is closed.
+        None if it holds other graphs, whose nodes would count too, and if nobody asked before it
+        was closed.
         """
-        if self.closed:
-            return None
-        return topology.functions(self._work, self.graph, lambda: self.nodes)
+        if self._functions is None and not self.closed:
+            self._functions = topology.functions(self._work, self.graph, lambda: self.nodes)
+        return self._functions
 
     def __repr__(self) -> str:
         return f"<{self.subject}, {self.node_count} nodes>"

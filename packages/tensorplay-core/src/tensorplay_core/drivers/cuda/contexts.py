@@ -67,6 +67,8 @@ class Contexts:
 
     def __init__(self, driver: Any = None) -> None:
         self.native = driver or import_module("cuda.bindings.driver")
+        # False of a driver that is only played.
+        self.is_native = getattr(self.native, "__name__", "") == "cuda.bindings.driver"
         self.cu = Calls(self.native)
         self.cu.cuInit(0)
         self.version: int = self.cu.cuDriverGetVersion()

@@ -265,6 +265,11 @@ class CudaExecutable:
         refs = list(self._dependents.values())
         return [one for ref in refs if (one := ref()) is not None]
 
+    @property
+    def unsettled(self) -> bool:
+        """True if it keeps what only earlier launches used."""
+        return bool(self._retired)
+
     def settle(self, wait: Callable[[], object]) -> None:
         """Its owner waits for all launches so far: lets go of what only earlier ones used."""
         if not self._retired:

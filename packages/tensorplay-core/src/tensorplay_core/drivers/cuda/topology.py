@@ -13,11 +13,11 @@ from tensorplay_core.errors import DriverError
 from tensorplay_core.topology import Body, Node, Topology
 
 from . import floors
-from .addresses import address
+from .addresses import bound
 from .modules import layout
 
 if TYPE_CHECKING:
-    from .captures import Branches
+    from .captures import Branches, CudaTemplate
     from .work import Work
 
 __all__ = [
@@ -79,16 +79,16 @@ def read(work: Work, graph: Any, branches: Mapping[int, Branches], *, label: str
     )
 
 
+_COUNTED = ("cuGraphGetNodes",)
 _ASKED = ("cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphKernelNodeGetParams")
 
 
-def count(work: Work, graph: Any, *, about: str) -> int:
-    """How many nodes a graph has."""
-    if (number := compiled.counter()) is not None:
-        found = number(address(work, "cuGraphGetNodes"), int(graph))
-        if found >= 0:
-            return found
-    return work.cu.count_nodes(graph, about=about)
+def count(work: Work, template: CudaTemplate) -> int:
+    """How many nodes a graph has at its top level."""
+    number = bound(work, compiled.counter(), _COUNTED)
+    if number is not None and (found := number(int(template.graph))) >= 0:
+        return found  # type: ignore[no-any-return]
+    return work.cu.count_nodes(template.graph, about=template.subject)
 
 
 def functions(work: Work, graph: Any, nodes: Callable[[], Iterable[Any]]) -> tuple[int, ...] | None:
@@ -101,9 +101,8 @@ def functions(work: Work, graph: Any, nodes: Callable[[], Iterable[Any]]) -> tup
         graph: The native graph.
         nodes: Gives its nodes.
     """
-    if (read := compiled.functions()) is not None:
-        get_nodes, get_type, get_parameters = (address(work, name) for name in _ASKED)
-        return read(get_nodes, get_type, get_parameters, int(graph))
+    if (read := bound(work, compiled.functions(), _ASKED)) is not None:
+        return read(int(graph))  # type: ignore[no-any-return]
     kinds = work.native.CUgraphNodeType
     graphs = (
         kinds.CU_GRAPH_NODE_TYPE_GRAPH,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from tensorplay_core.protocols import Update
+from tensorplay_core import compiled
+from tensorplay_core.protocols import IN_PLACE, Update
 
 from . import topology
+from .addresses import bound
 from .failures import UPDATE_FAILURE, failure
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["update"]
 
+_ASKED = ("cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode", "cuGraphExecUpdate")
 _RESULTS = (
     "SUCCESS",
     "ERROR",
@@ -54,20 +57,32 @@ def update(work: Work, executable: CudaExecutable, template: CudaTemplate) -> Up
         DriverCallFailed: The driver failed in another way than by refusing.
     """
     graph = template.live().graph
-    with executable.turn, work.inside(executable.device):
+    with executable.turn:
         executable.check_open()
         watching = template.owned.watched or executable.template.owned.watched
         if watching:
             return Update(in_place=False, reason="liveness of inputs is checked at each replay")
-        code = work.cu.raw("cuGraphExecUpdate")(executable.native, graph)[0]
+        code = _refreshed(work, executable, graph)
         if not code:
             executable.adopt(template)
-            return Update(in_place=True)
-        result, node = _told(executable.native, graph)
-    if int(code) != UPDATE_FAILURE:
-        raise failure(work.native, "cuGraphExecUpdate", int(code), about=executable.subject)
+            return IN_PLACE
+        with work.inside(executable.device):
+            result, node = _told(executable.native, graph)
+    if code != UPDATE_FAILURE:
+        raise failure(work.native, "cuGraphExecUpdate", code, about=executable.subject)
     reason = _reason(work, executable.template, template, result, node)
     return Update(in_place=False, reason=reason)
+
+
+def _refreshed(work: Work, executable: CudaExecutable, graph: Any) -> int:
+    """What the driver says to the update itself, which it does in relaxed mode."""
+    native, device = executable.native, executable.device
+    if (refresh := bound(work, compiled.refresher(), _ASKED)) is not None:
+        code: int | None = refresh(int(work.context(device)), int(native), int(graph))
+        if code is not None:
+            return code
+    with work.inside(device):
+        return int(work.cu.raw("cuGraphExecUpdate")(native, graph)[0])
 
 
 class _ResultInfo(ctypes.Structure):

@@ -41,8 +41,9 @@ class Work(Contexts):
         self.captures: weakref.WeakValueDictionary[int, CudaCapture] = weakref.WeakValueDictionary()
         # Held while a capture begins and while a device is waited for: waiting breaks captures.
         self.capture_lock = threading.RLock()
-        # Of the driver's functions, by name.
+        # Of the driver's functions, by name; and what of the compiled library was given them.
         self.addresses: dict[str, int] = {}
+        self.bound: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._services: dict[int, Stream] = {}
         self._shipped: dict[tuple[int, str], Module] = {}
 

@@ -13,7 +13,7 @@ from tensorplay_core.errors import (
     TensorplayError,
 )
 from tensorplay_core.hookspecs import hookimpl
-from tensorplay_core.protocols import CaptureMode, CaptureOptions, Update
+from tensorplay_core.protocols import IN_PLACE, CaptureMode, CaptureOptions, Update
 from tensorplay_core.signature import a_type
 from tensorplay_core.topology import Topology
 
@@ -170,7 +170,7 @@ class Graphs(Pools):
         if reason:
             return Update(in_place=False, reason=reason)
         executable.replace(self._program(template))
-        return Update(in_place=True)
+        return IN_PLACE
 
     @hookimpl
     def tensorplay_graph_topology(self, template: Template) -> Topology:
