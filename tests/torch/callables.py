@@ -1,4 +1,4 @@
-"""Inputs and a small module, for the tests of graphed callables."""
+"""Inputs, a small module, and how gradients are compared, for the tests of graphed callables."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def leaf(device, *shape):
 
 def mlp(device):
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
+
+
+def assert_gradients_equal(ours, wanted):
+    for one, other in zip(ours, wanted, strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            assert one.grad.dtype == other.grad.dtype
+            assert torch.equal(one.grad, other.grad)

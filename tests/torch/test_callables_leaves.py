@@ -12,7 +12,7 @@ from torch import nn
 
 import tensorplay_torch as tp
 
-from .callables import leaf, mlp, rand
+from .callables import assert_gradients_equal, leaf, mlp, rand
 
 Scene = Callable[[nn.Module, torch.Tensor, torch.Tensor], list[Any]]
 """Takes a module, its input and a gradient; returns what it saw, beside the gradients."""
@@ -235,14 +235,6 @@ def test_gradients_of_leaves_are_eager_s(device, scene):
     torch.testing.assert_close(saw[1], saw[0], rtol=0, atol=0)
     assert_gradients_equal([inputs[1], *graphed.parameters()], [inputs[0], *eager.parameters()])
     assert graphed.forward.counts.replayed > 0
-
-
-def assert_gradients_equal(ours, wanted):
-    for one, other in zip(ours, wanted, strict=True):
-        assert (one.grad is None) == (other.grad is None)
-        if one.grad is not None:
-            assert one.grad.dtype == other.grad.dtype
-            assert torch.equal(one.grad, other.grad)
 
 
 class Pair(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 import tensorplay_torch as tp
 
 from .built import needs_parts
-from .callables import leaf, mlp
+from .callables import assert_gradients_equal, leaf, mlp
 
 pytestmark = needs_parts
 
@@ -98,6 +99,41 @@ def test_a_node_that_is_called_by_hand_adds_nothing(device):
     assert sum(one is not None for one in found[0]) == 5
     with pytest.raises(tp.StaleGraph):
         z.backward()
+
+
+def back_beside_another(module, x):
+    """A backward of a call and of work before it; what follows the call's node, meanwhile and then.
+
+    Only how many: who holds what follows looks on at it.
+    """
+    first, seen = leaf(x.device), []
+    early = (first * 2).sum()
+    call = module(x)  # What was made last is done first in a backward.
+    node, y = call.grad_fn, early + call.sum()
+    first.register_hook(lambda _: seen.append(len(node.next_functions)))
+    y.backward()
+    seen.append(len(node.next_functions))
+    return y, seen
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("unused", [False, True], ids=["all used", "one unused"])
+def test_a_node_is_as_it_was_from_the_midst_of_its_backward_on(device, unused):
+    """Also for who asks at once: the engine's own threads may not be done with it by then."""
+    eager = mlp(device)
+    if unused:
+        eager.register_parameter("alone", nn.Parameter(torch.ones(1, device=device)))
+    graphed = copy.deepcopy(eager)
+    x = torch.rand(6, 4, device=device)
+    tp.make_graphed_callables(graphed, (x,), allow_unused_input=unused)
+    for _ in range(50 if device == "cuda" else 2):
+        y, seen = back_beside_another(graphed, x)
+        with pytest.raises(RuntimeError):
+            torch.autograd.grad(y, [graphed[0].weight], allow_unused=True)
+        assert seen == [5, 5]  # The input, and the parameters that have a part in it.
+        del y
+        eager(x).sum().backward()
+        assert_gradients_equal([*graphed.parameters()], [*eager.parameters()])
 
 
 def test_writes_are_counted(parts):

@@ -31,6 +31,7 @@ struct WithGil {
 struct GraphedCallBackward : torch::autograd::Node {
   PyObject *backward = nullptr, *context = nullptr;
   bool last = false;  // Nothing can be asked of it after one backward.
+  torch::autograd::edge_list edges;  // Its own, while it has none.
 
   std::string name() const override { return "GraphedCallBackward"; }
 
@@ -77,9 +78,6 @@ struct GraphedCallBackward : torch::autograd::Node {
     // node; or nothing at all, which makes this one the last.
     if (others > 0 && !places.empty()) places.pop_back();
     if (places.empty()) return;
-    // Who asks for the node after this backward, however that ends, finds it as it was.
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [edges = std::make_shared<Edges>(this)] {});
     std::vector<at::Tensor> sums, summands;
     for (size_t place : places) {
       at::Tensor& one = results[place];
@@ -94,7 +92,6 @@ struct GraphedCallBackward : torch::autograd::Node {
         leaf(std::move(alone));
       }
       one = at::Tensor();
-      next_edges_[place] = torch::autograd::Edge();
     }
     if (apart(sums)) {
       at::_foreach_add_(sums, summands);
@@ -102,24 +99,19 @@ struct GraphedCallBackward : torch::autograd::Node {
       for (size_t n = 0; n < sums.size(); n++) sums[n].add_(summands[n]);
     }
     if (others == 0) {
+      // As many gradients as edges is what the engine asks for right after this.
+      edges = std::move(next_edges_);
       next_edges_.clear();
       results.clear();
     }
   }
 
-  // The edges of a node, which it has again when this goes.
-  struct Edges {
-    explicit Edges(GraphedCallBackward* node)
-        : node_(node->getptr()), of_(node), edges_(node->next_edges_) {}
-    Edges(const Edges&) = delete;
-    Edges& operator=(const Edges&) = delete;
-    ~Edges() { of_->next_edges_ = std::move(edges_); }
-
-   private:
-    decltype(std::declval<torch::autograd::Node>().getptr()) node_;
-    GraphedCallBackward* of_;
-    torch::autograd::edge_list edges_;
-  };
+  // The engine's next step with a node whose graph is not kept, in the same thread: whoever asks for
+  // the node after it, in this backward or later, finds it as it was.
+  void release_variables() override {
+    if (!edges.empty()) next_edges_ = std::move(edges);
+    edges.clear();
+  }
 
   // True for at least one, if no two share memory: those would be added to one after the other.
   static bool apart(const std::vector<at::Tensor>& sums) {
