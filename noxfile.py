@@ -63,8 +63,8 @@ def gpus() -> list[str]:
 
 def compiled(session: nox.Session, **options: Any) -> bool:
     """Builds the compiled parts of tensorplay-torch; False where there is no compiler."""
-    if shutil.which("c++") is None:
-        session.warn("there is no C++ compiler: the compiled parts are left out")
+    if shutil.which("c++") is None or shutil.which("cc") is None:
+        session.warn("there is no C or no C++ compiler: the compiled parts are left out")
         return False
     session.run("python", "-m", COMPILED, **options)
     return True

@@ -3,7 +3,7 @@
 The step is forward, loss, backward and AdamW in one graph, taken by one launch. Both trainings
 begin with the same weights and see the same minibatches, so they must end with the same weights,
 bit for bit. It runs on the GPU if there is one, else on the CPU: `python digits.py`, or
-`nox -s demo`.
+`nox -s demo`. The digits are scikit-learn's, which has to be installed.
 """
 
 import argparse

@@ -5,6 +5,7 @@ further. Each batch is first classified, and what came out is the accuracy shown
 is learned from: a few steps on the batch, taken in one launch each by `CudaGraphAdaptationStep`,
 and the same steps eagerly by a twin. The two must stay equal, bit for bit.
 `python online_adaptation.py`, with `--plot drift.png` for a picture where matplotlib is installed.
+The digits are scikit-learn's, which has to be installed.
 """
 
 import argparse

@@ -52,6 +52,18 @@ def test_the_place_depends_on_what_they_are_built_from(elsewhere: Path, tmp_path
     assert place != places.library("a", [source], "torch 1")
 
 
+def test_a_missing_compiler_is_named(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", "some-cc -O2")
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    assert building.main([]) == 1
+    said = capsys.readouterr().err
+    assert "no C compiler 'some-cc'" in said
+    assert "Install one" in said
+    assert not list(elsewhere.iterdir())
+
+
 def test_the_place_is_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(places.CACHE, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,8 +64,15 @@ def build(path: Path) -> None:
 
     Raises:
         ImportError: There is no setuptools.
-        Exception: What setuptools raises where there is no compiler.
+        RuntimeError: There is no C compiler.
+        Exception: What setuptools raises where that fails.
     """
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cl")[0]
+    if shutil.which(compiler) is None and shutil.which("cl") is None:
+        raise RuntimeError(
+            f"there is no C compiler {compiler!r}. Install one (gcc or clang, or Visual Studio's), "
+            "or name yours by the variable CC."
+        )
     try:
         tools = import_module("setuptools")
     except ImportError as error:
