@@ -257,3 +257,38 @@ def test_the_suite_sees_a_broken_law(tmp_path: pathlib.Path, driver: str) -> Non
         assert any(
             line.startswith("FAILED") and f"{name}[{driver}]" in line for line in told.splitlines()
         ), told
+
+
+def test_a_hook_may_be_left_out(tmp_path: pathlib.Path) -> None:
+    done = _pytest(
+        tmp_path,
+        "--tensorplay-driver=host",
+        "--tensorplay-without=conditional_open",
+        test="""
+        import pytest
+        from tensorplay_core import CUDAGraph, graph
+        from tensorplay_core.testing.strategies import programs
+
+        def test_asking(runtime):
+            assert not runtime.can("conditional_open")
+            assert runtime.can("graph_begin")
+
+        @pytest.mark.needs("conditional_open")
+        def test_needing(runtime):
+            assert False
+
+        def test_coming_to_it(facade, workbench):
+            made = facade.new()
+            with facade.capture(made), made.if_then(workbench.flag(True)):
+                assert False
+        """,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 2 skipped" in done.stdout
+    assert "without conditional_open" in done.stdout
+
+
+def test_a_hook_that_is_none_is_not_left_out(tmp_path: pathlib.Path) -> None:
+    done = _pytest(tmp_path, "--tensorplay-without=conditionals", test="def test_it(): pass")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "there is no hook 'conditionals'" in done.stderr

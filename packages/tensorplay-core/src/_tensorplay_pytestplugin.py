@@ -1,4 +1,4 @@
-"""The pytest plugin: ``--tensorplay-driver``, the fixtures of the conformance suite, ``needs``.
+"""The pytest plugin: its options, the fixtures of the conformance suite, ``needs``.
 
 It is loaded in every pytest run where tensorplay-core is installed, so it stands outside the
 package and imports nothing of it until a test uses ``runtime`` or a driver is asked for by name.
@@ -26,7 +26,7 @@ pytest.register_assert_rewrite("tensorplay_core.testing.suite", "tensorplay_core
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the two options."""
+    """Adds the options."""
     group = parser.getgroup("tensorplay", "graph drivers")
     group.addoption(
         "--tensorplay-driver",
@@ -40,6 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DEVICE",
         help="device of the `workbench` fixture, in the driver's own words. Default: the current.",
     )
+    group.addoption(
+        "--tensorplay-without",
+        action="append",
+        default=[],
+        metavar="HOOK",
+        help="act as if the drivers lacked this hook: tests that come to it are skipped; "
+        "repeatable. conditional_open is for tools that do not know conditional nodes.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*hooks): needs a driver that implements these hooks")
     if config.getoption("--tensorplay-driver"):
         _names(config)
+    if hooks := config.getoption("--tensorplay-without"):
+        _leave_out(config, hooks)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -158,6 +168,23 @@ def _resolve(asked: list[str] | None) -> tuple[str, ...]:
         return tuple(dict.fromkeys(discovery.choose(name).name for name in asked))
     except DriverError as error:
         raise pytest.UsageError(f"--tensorplay-driver: {error}") from error
+
+
+def _leave_out(config: pytest.Config, hooks: list[str]) -> None:
+    """Has the drivers say that they lack ``hooks``, and skips tests that call them all the same."""
+    from tensorplay_core.runtime import NOUNS, select
+
+    for hook in hooks:
+        if not any(hook in noun for noun in NOUNS.values()):
+            raise pytest.UsageError(f"--tensorplay-without: there is no hook {hook!r}")
+
+    def skip(*_: object, **__: object) -> None:
+        pytest.skip(f"without {', '.join(hooks)}")
+
+    for chosen in map(select, _names(config)):
+        there = chosen.can
+        chosen.__dict__["can"] = lambda hook, there=there: hook not in hooks and there(hook)
+        chosen.__dict__.update(dict.fromkeys(hooks, skip))
 
 
 def _lines(config: pytest.Config) -> list[str]:
