@@ -10,9 +10,11 @@ import pluggy
 import pytest
 
 from tensorplay_core import ArgumentTypeError, UnsupportedByDriver, select
+from tensorplay_core.discovery import load_card
 from tensorplay_core.hookspecs import hookimpl
 from tensorplay_core.observers.log import LogObserver
 from tensorplay_core.observers.statistics import StatisticsObserver
+from tensorplay_core.protocols import CaptureOptions
 from tensorplay_core.runtime import NOUNS, Runtime
 
 
@@ -83,6 +85,28 @@ def test_an_observer_changes_neither_result_nor_error(
         with pytest.raises(LookupError, match="no such device"):
             runtime.resolve_device("moon")
     assert meddler.seen == ["sun", "moon"]
+
+
+class Writer:
+    """Writes to what a driver is given."""
+
+    @hookimpl(wrapper=True)
+    def tensorplay_graph_begin(self, options: Any) -> Generator[None, Any, Any]:
+        options.generators = ("mine",)
+        return (yield)
+
+
+def test_an_observer_changes_no_options_of_a_capture(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = Runtime(load_card("host").load(), [Writer()], name="host")
+    pool = runtime.pool_create("host")
+    options = CaptureOptions()
+    with caplog.at_level(logging.CRITICAL):
+        capture = runtime.graph_begin(
+            "host", runtime.side_stream("host", pool), pool, "global", options
+        )
+    assert options.generators == ()
+    runtime.graph_abort(capture, None)
+    runtime.pool_release(pool)
 
 
 def test_an_observer_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:

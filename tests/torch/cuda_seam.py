@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +35,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         "current_device": lambda: 0,
         "device": lambda index: nullcontext(),
         "stream": world.stream,
+        "set_stream": lambda stream: setattr(world, "current", stream.cuda_stream),
         "synchronize": world.synchronize,
         "empty_cache": lambda: None,
         "mem_get_info": lambda device=None: (1, 4),
@@ -47,7 +47,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         "CUDAGraph": graph_class(world),
         "Event": event_class(world),
         "default_generators": (world.generator,),
-        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=world.current),
+        "current_stream": lambda device=None: Stream(world.current),
         "default_stream": lambda device=None: Stream(0),
     }.items():
         monkeypatch.setattr(cuda, name, value)
@@ -73,7 +73,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     assert not world.capturing
     assert not world.routes
     assert reclaim.captures_live() == 0
-    assert turns._taker is None
+    assert not turns.taken()
 
 
 class Graph(CoreGraph):

@@ -136,6 +136,26 @@ def test_a_node_is_as_it_was_from_the_midst_of_its_backward_on(device, unused):
         assert_gradients_equal([*graphed.parameters()], [*eager.parameters()])
 
 
+@pytest.mark.parametrize("how", ["of the output", "of the node"])
+def test_a_node_that_its_own_hook_calls_by_hand_adds_nothing(device, how):
+    module = tp.make_graphed_callables(mlp(device), (torch.zeros(6, 4, device=device),))
+    y = module(torch.ones(6, 4, device=device))
+    node, found = y.grad_fn, []
+
+    def hook(*given):
+        if not found:
+            found.append(node(torch.ones_like(y)))
+
+    if how == "of the output":
+        y.register_hook(hook)
+    else:
+        node.register_prehook(hook)
+    with pytest.raises(tp.StaleGraph):
+        y.sum().backward()  # A call is asked once.
+    assert len(found[0]) == len(node.next_functions) == 5
+    assert all(one.grad is None for one in module.parameters())
+
+
 def test_writes_are_counted(parts):
     x, view = torch.ones(2, 2), None
     (alias,) = parts.aliases([x])

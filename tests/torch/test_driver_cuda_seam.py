@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensorplay_core import graph as capture
-from tensorplay_core.errors import GraphStateError, ReplayError
+from tensorplay_core.errors import CaptureError, GraphStateError, ReplayError
 from tensorplay_torch import staging
 from tensorplay_torch.resources import generators
 
@@ -295,6 +295,21 @@ def test_what_an_update_replaces_is_waited_for_where_it_frees_anything(
     begun = len(world.log)
     g.close()
     assert "drain" in world.since(begun)
+
+
+def test_an_update_over_a_broken_capture_waits_for_the_memory_it_gives_back(world):
+    """The pool has another native id from then on, and the last share in the first goes."""
+    g = captured(world)
+    g.replay()
+    keep = captured(world)
+    assert g.update(captured(world, pool=keep)).in_place
+    with pytest.raises(CaptureError), capture(Graph(device=0), pool=keep, **UNTRACKED):
+        world.broken |= world.capturing
+    second = captured(world, pool=keep)
+    keep.close()
+    begun = len(world.log)
+    assert g.update(second).in_place
+    assert world.since(begun)[:3] == ["update", "settle", "synchronize"]
 
 
 @pytest.mark.parametrize("draws", [False, True])

@@ -221,7 +221,7 @@ def held(monkeypatch):
 def test_statistics_on_a_gpu_count_the_pool_and_its_bodies_once():
     pool = TorchPool((0, 1), GPU, (0, 1))
     assert read_statistics(pool) == (0, 0, 0, 0)  # torch has not heard of it.
-    pool.begin()
+    pool.begin(object())
     assert read_statistics(pool) == (2 << 20, 512, 512, 1)
     pool.bodies[0, 2] += 2
     assert read_statistics(pool) == (4 << 20, 4608, 4608, 3)
@@ -232,7 +232,7 @@ def test_statistics_on_a_gpu_count_the_pool_and_its_bodies_once():
 @pytest.mark.usefixtures("held")
 def test_addresses_of_a_pool_are_its_own():
     pool = TorchPool((0, 1), GPU, (0, 1))
-    pool.begin()
+    pool.begin(object())
     own = Segments(pool, [(0, 2)])
     for start in (1 << 30, 2 << 30):
         assert start in own
@@ -282,7 +282,7 @@ def test_a_route_into_the_pool_of_another_is_given_back_with_the_capture(monkeyp
     from collections import Counter
 
     from tensorplay_torch import _private
-    from tensorplay_torch.resources import pools
+    from tensorplay_torch.resources import pools, routing
 
     gpu, uses = torch.device("cuda", 0), Counter()
     for name, change in {
@@ -293,11 +293,11 @@ def test_a_route_into_the_pool_of_another_is_given_back_with_the_capture(monkeyp
         monkeypatch.setitem(_private.PRIVATE, name, _private.Private(change, "nothing"))
     other, begun = pools.TorchPool((0, 2), gpu, (0, 2)), Counter()
     for _ in range(3):
-        with pools.routed(other, (0, 2), begun):
+        with routing.routed(other, (0, 2), begun):
             pass
     assert uses == {(0, 2): 3}
     assert not other.bodies
-    pools.release_bodies(pools.TorchPool((0, 1), gpu, (0, 1)), begun)
+    routing.release_bodies(pools.TorchPool((0, 1), gpu, (0, 1)), begun)
     assert not +uses
     assert not begun
 

@@ -68,7 +68,13 @@ class CUDAGraph(UpdateMethods):
                 return
             executable = self._runtime.graph_instantiate(self._template)
             before = self._executable
-            self._run(executable)
+            try:
+                self._run(executable)
+            except BaseException:
+                # An interrupt: it is in the graph by then, or nobody has it.
+                if self._executable is not executable:
+                    reclaim.dispose(executable.close)
+                raise
         if before is not None:
             reclaim.dispose(before.close)
 

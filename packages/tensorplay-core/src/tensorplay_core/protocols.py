@@ -63,9 +63,9 @@ class ConditionalKind(Enum):
     """Body ``i`` runs when the index is ``i``; an index out of range runs none."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """How a capture is to be made, beyond its stream, pool and mode. Nobody changes it later.
+    """How a capture is to be made, beyond its stream, pool and mode.
 
     Attributes:
         track_operands: Retain the storages that captured work reads and that were not born in the

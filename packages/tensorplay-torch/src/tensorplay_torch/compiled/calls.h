@@ -31,6 +31,7 @@ struct WithGil {
 struct GraphedCallBackward : torch::autograd::Node {
   PyObject *backward = nullptr, *context = nullptr;
   bool last = false;  // Nothing can be asked of it after one backward.
+  bool due = false;   // The engine is about to call it, and has what follows it released then.
   torch::autograd::edge_list edges;  // Its own, while it has none.
 
   std::string name() const override { return "GraphedCallBackward"; }
@@ -42,13 +43,18 @@ struct GraphedCallBackward : torch::autograd::Node {
     Py_XDECREF(context);
   }
 
+  // The engine's last step before it calls a node whose graph is not kept: after hooks, which may call
+  // the node by hand.
+  void will_release_variables() override { due = true; }
+
   variable_list apply(variable_list&& gradients) override {
+    bool is_due = std::exchange(due, false);
     auto* chosen = torch::autograd::get_current_graph_task_exec_info();
     // It may be called by hand, too, also by a hook in the midst of another backward.
     bool whole = chosen != nullptr && chosen->empty() &&
                  torch::autograd::get_current_node().get() == this;
     variable_list results = called(gradients, whole);
-    if (whole && last && post_hooks().empty()) accumulate(results);
+    if (whole && is_due && last && post_hooks().empty()) accumulate(results);
     return results;
   }
 
@@ -56,8 +62,7 @@ struct GraphedCallBackward : torch::autograd::Node {
   // engine could tell the difference. One by one and through the engine each takes twice as long as
   // an addition.
   void accumulate(variable_list& results) {
-    if (c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_keep_graph() ||
-        torch::autograd::AnomalyMode::is_enabled() ||
+    if (c10::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() ||
         c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       return;
     }
@@ -100,17 +105,18 @@ struct GraphedCallBackward : torch::autograd::Node {
     }
     if (others == 0) {
       // As many gradients as edges is what the engine asks for right after this.
-      edges = std::move(next_edges_);
-      next_edges_.clear();
       results.clear();
+      WithGil gil;  // Python may be reading them, in another thread.
+      edges.swap(next_edges_);
     }
   }
 
   // The engine's next step with a node whose graph is not kept, in the same thread: whoever asks for
   // the node after it, in this backward or later, finds it as it was.
   void release_variables() override {
-    if (!edges.empty()) next_edges_ = std::move(edges);
-    edges.clear();
+    if (edges.empty()) return;
+    WithGil gil;
+    edges.swap(next_edges_);
   }
 
   // True for at least one, if no two share memory: those would be added to one after the other.

@@ -8,7 +8,7 @@ import torch
 
 from tensorplay_core.protocols import Capture, ConditionalKind
 from tensorplay_torch.resources.bases import lend
-from tensorplay_torch.resources.pools import routed_body
+from tensorplay_torch.resources.routing import routed_body
 from tensorplay_torch.tracking.predicates import checked
 
 from .capture import OpenCapture

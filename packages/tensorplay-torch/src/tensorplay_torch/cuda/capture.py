@@ -6,18 +6,21 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
-from tensorplay_core.errors import CaptureError, CaptureInvalidated
+from tensorplay_core import unwinding
+from tensorplay_core.errors import CaptureError, CaptureInvalidated, TensorplayError
 from tensorplay_core.protocols import Capture, CaptureMode, CaptureOptions
 from tensorplay_core.runtime import Runtime
 from tensorplay_torch.resources.bases import Bases, cuda_driver
 from tensorplay_torch.resources.devices import current_index, index_of
 from tensorplay_torch.resources.generators import Generators, checked
 from tensorplay_torch.resources.memory import Segments
-from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
+from tensorplay_torch.resources.pools import Begun, Native, TorchPool
+from tensorplay_torch.resources.routing import release_bodies
 from tensorplay_torch.resources.streams import Lane, SideStreams, current_handle
 from tensorplay_torch.tracking.surroundings import Entered
 
@@ -25,7 +28,7 @@ from .broken import WAITING, broken, torch_failure
 from .captured import Captured, CudaTemplate
 from .foreign import ForeignWork
 from .settling import forget_workspaces, settle
-from .unwind import drop, end_quietly, ended
+from .unwind import drop, end_quietly
 from .watch import Watch
 
 __all__ = ["CudaCapture", "OpenCapture", "attempt", "begin"]
@@ -98,7 +101,11 @@ class OpenCapture:
 
 
 class CudaCapture(OpenCapture):
-    """A capture that ``begin`` began."""
+    """A capture of torch's, from before it begins until its template has it or it is discarded.
+
+    Whatever breaks off its beginning or its end, an interrupt at any moment too, ``abort`` undoes
+    what was done by then.
+    """
 
     def __init__(
         self,
@@ -108,13 +115,37 @@ class CudaCapture(OpenCapture):
         watch: Watch,
         streams: SideStreams,
         *,
-        graph: torch.cuda.CUDAGraph,
         generators: Generators,
-        entered: Entered,
+        before: int,
     ) -> None:
         super().__init__(base, stream.cuda_stream, pool, watch, streams)
-        self._torch_stream, self._graph, self._generators = stream, graph, generators
-        self._entered = entered
+        self._torch_stream, self._generators = stream, generators
+        self._entered = Entered(stream, before)
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._began = self._broken = self._over = False
+
+    def begin(self, mode: CaptureMode) -> None:
+        """Waits for the device, begins the capture and makes its stream current in this thread.
+
+        Raises:
+            CaptureError: This thread has a capture under way, or torch cannot begin one.
+        """
+        graph, pool = self._graph, self.pool
+        self._entered.enter()
+        self._streams.honour(pool, self._torch_stream)
+        settle(self.device)
+        self._generators.register_with(graph)
+        forget_workspaces()
+        native: Any = pool.begin(graph)  # As the type that torch gives the ids that it hands out.
+        try:
+            graph.capture_begin(native, mode)
+        except RuntimeError as error:
+            self._broken = True
+            raise torch_failure(
+                "cudaStreamBeginCapture", repr(self._torch_stream), error
+            ) from error
+        self._began = True
+        self.watch.start(lambda: ForeignWork(cuda_driver(self.base).gaps(self.stream)))
 
     def end(self) -> CudaTemplate:
         """Ends it and restores what ``begin`` changed, also when it raises.
@@ -124,71 +155,85 @@ class CudaCapture(OpenCapture):
             CaptureInvalidated: An illegal call broke it.
             OperationRefused: Optimizer state was born in it.
         """
-        with self._entered:
-            try:
-                self.watch.stop()
-            except CaptureError as met:
-                self._unwind(met)
-                raise
+        try:
+            self.watch.stop()
             self.watch.read()
             try:
                 self._end_torch()
             except RuntimeError as met:
-                error = self._what_broke(met)
-                self._discard(error, broken=True)
-                raise error from met
-            try:
-                self.watch.claim(lambda: Segments(self.pool, self.begun))
-                self.watch.accept()
-                graph = self._graph
-                inner = cuda_driver(self.base).template_of(
-                    self.adopted, graph.raw_cuda_graph(), graph, device=index_of(self.device)
-                )
-            except BaseException as met:
-                self._discard(met, broken=False)
-                raise
+                raise self._what_broke(met) from met
+            self.watch.claim(lambda: Segments(self.pool, self.begun))
+            self.watch.accept()
+            graph = self._graph
+            inner = cuda_driver(self.base).template_of(
+                self.adopted, graph.raw_cuda_graph(), graph, device=index_of(self.device)
+            )
             captured = Captured(graph, self.pool, self.begun, self._generators, self.watch)
+            unwinding.through(self._entered.leave)
             return CudaTemplate(captured, inner)
+        except BaseException as error:
+            self.abort(error)
+            raise
 
     def abort(self, error: BaseException | None) -> None:
-        """Ends and discards it, bodies first. Never raises."""
-        with self._entered:
-            attempt("stopping to watch", self.watch.stop, error)
-            self._unwind(error)
+        """Ends and discards it, bodies first. Idempotent. Raises nothing but an interrupt."""
+        unwinding.through(self._undo, error)
 
-    def _unwind(self, error: BaseException | None) -> None:
-        self.end_bodies(error)
-        self._discard(error, broken=not attempt("ending torch's capture", self._end_torch, error))
+    def _undo(self, error: BaseException | None) -> None:
+        if self._over:
+            return
+        try:
+            attempt("stopping to watch", self.watch.stop, error)
+            if self._is_under_way():
+                self._began = True
+                self.end_bodies(error)
+                attempt("ending torch's capture", self._end_torch, error)
+            self._discard(error)
+        finally:
+            self._entered.leave()
+        self._over = True
+
+    def _is_under_way(self) -> bool:
+        """True if torch began it and did not end it; the stream is this capture's alone."""
+        try:
+            return cuda_driver(self.base).is_capturing(self.stream)
+        except TensorplayError:
+            return True
 
     def _end_torch(self) -> None:
         # Whatever the user made current meanwhile, torch ends a capture on its own stream only.
         with self._entered.here():
+            # Until it is known to be whole: an interrupt may come in the place of torch's error.
+            self._broken = True
             try:
                 end_quietly(self._graph)
+                self._broken = False
             finally:
                 forget_workspaces()
 
-    def _discard(self, error: BaseException | None, *, broken: bool) -> None:
+    def _discard(self, error: BaseException | None) -> None:
         inner, poisoned = self.adopted, False
         if inner is not None:
             poisoned = bool(getattr(inner, "poisoned", ""))
             attempt("burying", lambda: cuda_driver(self.base).bury(inner, error), error)
-        if broken or poisoned:
+        if self._broken or poisoned:
             self._streams.spoil(self.pool)
-        attempt(
-            "giving back memory",
-            lambda: drop(
-                self._graph,
-                self.pool,
-                self._torch_stream,
-                self._generators,
-                broken=broken,
-                poisoned=poisoned,
-            ),
-            error,
-        )
+        attempt("giving back memory", partial(self._drop, poisoned=poisoned), error)
         attempt("giving back bodies", lambda: release_bodies(self.pool, self.begun), error)
         attempt("restoring bindings", self.watch.undo, error)
+
+    def _drop(self, *, poisoned: bool) -> None:
+        if not self._began and not self._broken:
+            self.pool.forgo(self._graph)
+            return
+        drop(
+            self._graph,
+            self.pool,
+            self._torch_stream,
+            self._generators,
+            broken=self._broken,
+            poisoned=poisoned,
+        )
 
     def _what_broke(self, error: RuntimeError) -> CaptureError:
         subject, seen = f"the capture on {self.device}", self.watch.last_seen()
@@ -219,77 +264,28 @@ def begin(
     base, handle = bases("cuda"), stream.cuda_stream
     if handle in LEGACY:
         raise _refused(stream, "it is a default stream, which cannot be captured")
-    registered = checked(options.generators, pool.device) if options.generators else ()
+    device = pool.device
+    registered = checked(options.generators, device) if options.generators else ()
     if not torch.cuda.is_initialized():
         torch.cuda.init()
     # Before anything waits: that would break the other capture.
     is_capturing, now = cuda_driver(base).is_capturing, current_index()
-    if is_capturing(current_handle(pool.device)) or (
-        now != pool.device.index and torch.cuda.is_current_stream_capturing()
+    if is_capturing(current_handle(device)) or (
+        now != device.index and torch.cuda.is_current_stream_capturing()
     ):
         raise _refused(stream, "this thread's current stream is capturing already")
     if is_capturing(handle):
         raise _refused(stream, "it is capturing already")
-    entered = Entered(stream, now)
-    try:
-        streams.honour(pool, stream)
-        return _begin_torch(base, streams, stream, pool, mode, options, registered, entered)
-    except BaseException:
-        entered.leave()
-        raise
-
-
-def _begin_torch(
-    base: Runtime,
-    streams: SideStreams,
-    stream: torch.cuda.Stream,
-    pool: TorchPool,
-    mode: CaptureMode,
-    options: CaptureOptions,
-    registered: tuple[torch.Generator, ...],
-    entered: Entered,
-) -> CudaCapture:
-    device = pool.device
-    settle(device)
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
     generators = Generators(device, registered)
-    generators.register_with(graph)
     pool.tied |= bool(registered)
     watch = Watch(device, options, generators)
-    forget_workspaces()
-    try:
-        native: Any = pool.begin()  # As the type that torch gives the ids that it hands out.
-        graph.capture_begin(native, mode)
-    except RuntimeError as error:
-        attempt(
-            "giving back memory",
-            lambda: drop(graph, pool, stream, generators, broken=True),
-            error,
-        )
-        raise torch_failure("cudaStreamBeginCapture", repr(stream), error) from error
-    capture = CudaCapture(
-        base,
-        stream,
-        pool,
-        watch,
-        streams,
-        graph=graph,
-        generators=generators,
-        entered=entered,
-    )
-    try:
-        watch.start(lambda: ForeignWork(cuda_driver(base).gaps(capture.stream)))
-    except BaseException as error:
-        attempt("stopping to watch", watch.stop, error)
-        watch.undo()
-        broken = not ended(graph)
-        attempt(
-            "giving back memory",
-            lambda: drop(graph, pool, stream, generators, broken=broken),
-            error,
-        )
-        raise
+    capture = CudaCapture(base, stream, pool, watch, streams, generators=generators, before=now)
     options.begun.append(capture)
+    try:
+        capture.begin(mode)
+    except BaseException as error:
+        capture.abort(error)
+        raise
     return capture
 
 

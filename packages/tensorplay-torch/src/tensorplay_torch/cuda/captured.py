@@ -6,11 +6,13 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from tensorplay_core import unwinding
 from tensorplay_core.errors import GraphStateError
 from tensorplay_core.runtime import Runtime
 from tensorplay_torch.resources.bases import NativeTemplate
 from tensorplay_torch.resources.generators import Generators
-from tensorplay_torch.resources.pools import Begun, Native, TorchPool, release_bodies
+from tensorplay_torch.resources.pools import Begun, Native, TorchPool
+from tensorplay_torch.resources.routing import release_bodies
 
 from .watch import Watch
 
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
 
     from .graph import CudaExecutable
 
-__all__ = ["Captured", "CudaTemplate", "holding"]
+__all__ = ["Captured", "CudaTemplate"]
 
 
-holding = threading.RLock()
+_holding = threading.RLock()
 """Guards who holds what. Reentrant, because a finaliser may end a graph in the midst of that."""
 
 
@@ -56,7 +58,7 @@ class Captured:
         # It kept the pool until this capture; to end it takes longer than capturing may.
         self._before, pool.last = pool.last, None
         self._bodies = bodies
-        self._holders = 1
+        self._holders: set[object] = set()
 
     @property
     def graph(self) -> torch.cuda.CUDAGraph:
@@ -77,26 +79,29 @@ class Captured:
     def is_safe_with(self, other: Captured) -> bool:
         """True if it may go while it runs, as ``other`` stays.
 
-        It has nothing but its part of their pool, which only captures reuse: they begin by waiting
-        for the device.
+        It has nothing but its part of the memory under their native id, which only captures reuse:
+        they begin by waiting for the device.
         """
         kept = self.owned or self._bodies or self.watch.keeps
-        return self.pool is other.pool and not kept
+        return self.pool is other.pool and self._native == other._native and not kept
 
-    def hold(self) -> None:
-        """One more holder."""
-        with holding:
-            self._holders += 1
+    def hold(self, holder: object) -> None:
+        """One more holder; it counts once."""
+        with _holding:
+            self._holders.add(holder)
 
-    def release(self) -> None:
-        """One holder lets go; with the last the memory goes back."""
-        with holding:
-            self._holders -= 1
+    def release(self, holder: object) -> None:
+        """One holder lets go; with the last the memory goes back. Idempotent."""
+        with _holding:
+            self._holders.discard(holder)
             if self._holders:
                 return
-        graph = self.graph
-        # torch takes a graph off its generators when the object goes, not at a reset.
-        self._graph = None
+        unwinding.through(self._free)
+
+    def _free(self) -> None:
+        graph = self._graph
+        if graph is None:
+            return
         if self._before is not None:
             self._before.reset()
             self._before = None
@@ -105,6 +110,8 @@ class Captured:
             release_bodies(self.pool, self._bodies)
         self.watch.close()
         self.owned.clear()
+        # torch takes a graph off its generators when the object goes, not at a reset.
+        self._graph = None
 
 
 class CudaTemplate:
@@ -113,7 +120,9 @@ class CudaTemplate:
     def __init__(self, captured: Captured, inner: NativeTemplate) -> None:
         self.captured, self.inner = captured, inner
         self.executable: weakref.ref[CudaExecutable] | None = None
-        self._closed = False
+        # In its place, so that what it captured does not keep it alive.
+        self._holder = object()
+        captured.hold(self._holder)
 
     @property
     def node_count(self) -> int:
@@ -129,11 +138,9 @@ class CudaTemplate:
         return self.captured.graph.raw_cuda_graph()
 
     def close(self) -> None:
-        """Lets go of the graph. An executable made from it stays whole."""
-        if not self._closed:
-            self._closed = True
-            self.inner.close()
-            self.captured.release()
+        """Lets go of the graph. Idempotent. An executable made from it stays whole."""
+        self.inner.close()
+        self.captured.release(self._holder)
 
     def does_as(self, other: CudaTemplate, base: Runtime) -> bool:
         """True if its nodes run what those of ``other`` run, in the same order."""

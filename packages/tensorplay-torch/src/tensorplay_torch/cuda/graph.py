@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tensorplay_core import reclaim
+from tensorplay_core import reclaim, unwinding
 from tensorplay_core.errors import DriverCallFailed, GraphStateError
 from tensorplay_core.protocols import Update
 from tensorplay_torch._private import PRIVATE
@@ -20,7 +20,7 @@ from tensorplay_torch.resources.streams import as_torch_stream, current_handle
 from tensorplay_torch.resources.turns import CLOSED
 
 from .broken import torch_failure
-from .captured import Captured, CudaTemplate, holding
+from .captured import Captured, CudaTemplate
 from .copying import Copying
 
 __all__ = ["CudaExecutable"]
@@ -48,6 +48,8 @@ class CudaExecutable:
         self._template, self._count = template, template.node_count
         self._captured = captured
         self._updated: Captured | None = None
+        self._replaced: list[Captured] = []
+        self._holder = object()
         self.device = captured.pool.device
         self._current = _current_stream(self.device)
         self._copying = Copying(self._current)
@@ -57,8 +59,12 @@ class CudaExecutable:
         made = self._beside(first) if first is not None and not first._closed else None
         self._draws: bool | None = None if made is None else False
         self.inner = self._by_torch(first) if made is None else made
-        captured.hold()
-        self.launch = self._checked(self.inner.launch)
+        try:
+            captured.hold(self._holder)
+            self.launch = self._checked(self.inner.launch)
+        except BaseException:  # An interrupt.
+            captured.release(self._holder)
+            raise
 
     def _by_torch(self, before: CudaExecutable | None) -> NativeExecutable:
         """The executable that torch has of a graph: whoever had it can launch no more."""
@@ -189,32 +195,36 @@ class CudaExecutable:
             )
         update = self._base.graph_update(self.inner, template.inner)
         if update.in_place:
-            self.revision += 1
-            template.captured.hold()
-            replaced, self._updated = self._updated, template.captured
-            self._template = template
-            if replaced is not None:
-                reclaim.dispose(partial(self._let_go, replaced, template.captured))
+            unwinding.through(self._adopt, template)
         return update
 
-    def _let_go(self, replaced: Captured, by: Captured) -> None:
-        # Its last launches may still be under way.
-        if self.inner.unsettled or not replaced.is_safe_with(by):
+    def _adopt(self, template: CudaTemplate) -> None:
+        """It runs the work of ``template`` now. Idempotent."""
+        before, now = self._updated, template.captured
+        if before is not None and before is not now:
+            self._replaced.append(before)
+        self._updated, self._template = now, template
+        now.hold(self._holder)
+        self.revision += 1
+        if self._replaced:
+            reclaim.dispose(partial(self._let_go, now))
+
+    def _let_go(self, now: Captured) -> None:
+        # The last launches of what was replaced may still be under way.
+        if self.inner.unsettled or not all(one.is_safe_with(now) for one in self._replaced):
             self.inner.settle(partial(wait_for, self.device))
-        replaced.release()
+        while self._replaced:
+            self._replaced[0].release(self._holder)
+            del self._replaced[0]
 
     def close(self) -> None:
-        """Waits for launches under way, then lets go."""
-        with holding:
-            if self._closed:
-                return
-            self._closed = True
-            self.revision = CLOSED
+        """Waits for launches under way, then lets go. Idempotent."""
+        self._closed, self.revision = True, CLOSED
         # It waits for all launches: what the graph reads is reused as soon as it is let go.
         self.inner.close(idle=self._draws is None and not self._shown)
-        for captured in (self._updated, self._captured):
+        for captured in (*self._replaced, self._updated, self._captured):
             if captured is not None:
-                captured.release()
+                captured.release(self._holder)
 
     def _refused(self, met: str, remedy: str) -> GraphStateError:
         return GraphStateError(doing="replaying", subject=repr(self), met=met, remedy=remedy)

@@ -50,22 +50,26 @@ class OneSpare:
         """Takes what ``pool`` has, with the graph that keeps it; False if it does not want it.
 
         It takes a private pool of one capture stream in which nothing is alive, and no more than a
-        small share of the device's memory.
+        small share of the device's memory. Idempotent.
         """
+        kept = self._kept.get(pool.device)
+        if kept is None and (spare := self._wanted(pool, last)) is not None:
+            with self._lock:
+                kept = self._kept.setdefault(pool.device, spare)
+        if kept is None or kept.last is not last:
+            return False
+        pool.lanes.pop(0, None)
+        return True
+
+    def _wanted(self, pool: TorchPool, last: torch.cuda.CUDAGraph) -> _Spare | None:
         lane = pool.lanes.get(0)
         if lane is None or pool.native is None or pool.former or pool.bodies:
-            return False
+            return None
         if pool.spoilt or pool.tied:
-            return False
-        most = _most(pool.device)
-        if pool.device in self._kept or not is_idle(pool.native, pool.device, most=most):
-            return False
-        with self._lock:
-            kept = self._kept.setdefault(pool.device, _Spare(pool.native, lane, last))
-        if kept.last is not last:
-            return False
-        del pool.lanes[0]
-        return True
+            return None
+        if not is_idle(pool.native, pool.device, most=_most(pool.device)):
+            return None
+        return _Spare(pool.native, lane, last)
 
     def give(self, pool: TorchPool) -> None:
         """Gives a new pool what was taken, if there is anything."""

@@ -19,7 +19,7 @@ import torch
 from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.resources.pools import TorchPool, abandon, give_back
 
-__all__ = ["drop", "end_quietly", "ended"]
+__all__ = ["drop", "end_quietly"]
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +53,6 @@ def end_quietly(graph: torch.cuda.CUDAGraph) -> None:
             filters.remove(QUIET)
 
 
-def ended(graph: torch.cuda.CUDAGraph) -> bool:
-    """Ends torch's capture; False if it was broken."""
-    try:
-        end_quietly(graph)
-    except RuntimeError:
-        log.debug("torch could not end its capture", exc_info=True)
-        return False
-    return True
-
-
 def drop(
     graph: torch.cuda.CUDAGraph,
     pool: TorchPool,
@@ -86,21 +76,25 @@ def drop(
         # Not even at interpreter exit, where module globals go.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
         give_back(pool)
-        pool.lose()
+        pool.lose(graph)
         return
     if not broken:
         assert pool.native is not None, "it served the capture"
         pool.end(graph, pool.native)
         return
     graph.reset()
-    _broken.append(graph)
+    if graph not in _broken:
+        _broken.append(graph)
     abandon(pool)
-    pool.lose()
+    pool.lose(graph)
     # A capture that succeeds takes the generators out of the one that did not.
     another, something = torch.cuda.CUDAGraph(), torch.zeros(1, device=pool.device)
     generators.register_with(another)
     with torch.cuda.stream(stream):
-        another.capture_begin(capture_error_mode="relaxed")
-        something.zero_()
-        another.capture_end()
-    another.reset()
+        try:
+            another.capture_begin(capture_error_mode="relaxed")
+            something.zero_()
+        finally:
+            if torch.cuda.is_current_stream_capturing():
+                another.capture_end()
+            another.reset()

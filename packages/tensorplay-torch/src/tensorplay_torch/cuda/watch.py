@@ -111,7 +111,9 @@ class Watch:
         inference, self._inference = self._inference, None
         looks = bool(self._started)
         while self._started:
-            self._ended(self._started.pop())
+            # It stays here until it is off: to stop it twice is harmless.
+            self._ended(self._started[-1])
+            self._started.pop()
         if inference is not None and (crossed := inference.crossing(looks=looks)) is not None:
             raise crossed
         # Every operation was looked at, so no generator was missed.
@@ -223,5 +225,5 @@ class Watch:
         dispatch.stop()
 
     def _on(self, dispatch: CaptureDispatch) -> None:
-        dispatch.start()
         self._started.append(dispatch)
+        dispatch.start()

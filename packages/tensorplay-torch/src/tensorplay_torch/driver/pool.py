@@ -14,7 +14,8 @@ from tensorplay_torch.cuda.capture import OpenCapture
 from tensorplay_torch.cuda.spares import OneSpare
 from tensorplay_torch.resources.hosting import on_host
 from tensorplay_torch.resources.memory import read_statistics
-from tensorplay_torch.resources.pools import PoolRegistry, TorchPool, routed
+from tensorplay_torch.resources.pools import PoolRegistry, TorchPool
+from tensorplay_torch.resources.routing import routed
 
 from .device import Device
 

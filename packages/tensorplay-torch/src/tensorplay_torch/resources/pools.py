@@ -6,14 +6,13 @@ import itertools
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
 from tensorplay_core.protocols import Pool
-from tensorplay_torch._private import PRIVATE, required
+from tensorplay_torch._private import PRIVATE
 
 from .arena import Arena
 from .devices import index_of
@@ -32,9 +31,6 @@ __all__ = [
     "abandon",
     "give_back",
     "new_native",
-    "release_bodies",
-    "routed",
-    "routed_body",
 ]
 
 
@@ -63,6 +59,7 @@ class TorchPool:
         last: A graph that only keeps the native id good for captures.
         spoilt: A capture under the native id broke: it is good for no other.
         tied: ``last`` keeps generators of the user's too.
+        unrouted: Torch serves a broken capture from it no more, which has its share still.
         drawn: Further native ids that were drawn for it.
     """
 
@@ -80,8 +77,8 @@ class TorchPool:
         self.former: set[Native] = set()
         self.used = False
         self.last: torch.cuda.CUDAGraph | None = None
-        self._captures: defaultdict[Native, int] = defaultdict(int)
-        self.spoilt = self.tied = self._released = False
+        self._captures: defaultdict[Native, set[torch.cuda.CUDAGraph]] = defaultdict(set)
+        self.spoilt = self.tied = self.unrouted = self._released = False
         self.drawn = Ranges()
 
     def __repr__(self) -> str:
@@ -93,8 +90,12 @@ class TorchPool:
         self.drawn.add(native[1])
         return native
 
-    def begin(self) -> Native:
-        """The id that a capture which begins now allocates under; counts the capture."""
+    def begin(self, graph: torch.cuda.CUDAGraph) -> Native:
+        """The id that a capture which begins now allocates under; counts the capture.
+
+        This, ``end``, ``forgo`` and ``lose`` are idempotent: an interrupt may have them called
+        again.
+        """
         assert self.native is not None, "pools of the CPU have no captures of torch's"
         if self.spoilt:
             last, self.last = self.last, None
@@ -102,7 +103,7 @@ class TorchPool:
                 last.reset()
             self.former.add(self.native)
             self.native, self.spoilt = self.draw(), False
-        self._captures[self.native] += 1
+        self._captures[self.native].add(graph)
         self.used = True
         return self.native
 
@@ -112,30 +113,36 @@ class TorchPool:
         The last one stays until the pool is released: once all captures under an id are gone torch
         refuses it to further ones, as long as it holds memory for it.
         """
-        self._captures[native] -= 1
+        self._captures[native].discard(graph)
         others = self._captures[native] or native != self.native or self.spoilt
+        if graph is self.last:
+            return
         if others or self.owner is not None or self._released:
             graph.reset()
             return
         last, self.last = self.last, graph
-        if last is not None:
+        if last is not None and last is not graph:
             last.reset()
 
-    def lose(self) -> None:
+    def forgo(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A capture that was to begin did not."""
+        for captures in self._captures.values():
+            captures.discard(graph)
+
+    def lose(self, graph: torch.cuda.CUDAGraph) -> None:
         """A capture into it broke, and its share was given back.
 
         torch goes on taking it for under way where memory of the host is concerned, and would
         refuse the id to the next.
         """
         if self.native is not None:
-            self._captures[self.native] -= 1
+            self._captures[self.native].discard(graph)
         self.spoilt = True
 
     def release(self) -> torch.cuda.CUDAGraph | None:
         """Nobody captures into it any more; returns the last graph, if it is here to be reset."""
         self._released = True
-        last, self.last = self.last, None
-        return last
+        return self.last
 
 
 class Spares(Protocol):
@@ -217,10 +224,11 @@ class PoolRegistry:
         raise mismatch(token, "torch knows no such pool there", device)
 
     def forget(self, pool: TorchPool) -> None:
-        """The last graph let go of ``pool``."""
+        """The last graph let go of ``pool``. Idempotent."""
         last = pool.release()
         if last is not None and not self.spares.keep(pool, last):
             last.reset()
+        pool.last = None
         with self._lock:
             self._pools.pop(pool.id, None)
         if pool.owner is None:
@@ -255,64 +263,6 @@ def new_native() -> Native:
     return (first, second)
 
 
-@contextmanager
-def routed(pool: TorchPool, native: Native, begun: Begun) -> Iterator[None]:
-    """Allocations of the stream current at entry come from ``native`` while entered.
-
-    It goes by stream, not by thread, because the autograd engine allocates from threads of its
-    own. Each entry counts in ``begun``, for ``release_bodies`` to give back.
-    """
-    with _routed("begin_allocate_stream", pool, native, begun):
-        yield
-
-
-@contextmanager
-def routed_body(pool: TorchPool, natives: tuple[Native, Native], begun: Begun) -> Iterator[None]:
-    """As ``routed``, from the first of two ids, for the body of a conditional.
-
-    What this thread allocates on other streams, forked inside the body, comes from the second:
-    torch would take it for eager work and hand the memory to others.
-    """
-    by_stream, by_thread = natives
-    with (
-        _routed("begin_allocate_stream", pool, by_stream, begun),
-        _routed("begin_allocate_thread", pool, by_thread, begun),
-    ):
-        yield
-
-
-@contextmanager
-def _routed(how: str, pool: TorchPool, native: Native, begun: Begun) -> Iterator[None]:
-    index = index_of(pool.device)
-    begin = required(how, "routing allocations")
-    end = required("end_allocate", "routing allocations")
-    begin(index, native)
-    begun[native] += 1
-    pool.used = True
-    if native != pool.native:
-        pool.bodies[native] += 1
-    try:
-        yield
-    finally:
-        end(index, native)
-
-
-def release_bodies(pool: TorchPool, begun: Begun) -> None:
-    """Gives back what ``routed`` began; the memory returns with the last tensor in it."""
-    if not begun:
-        return
-    release = PRIVATE["release_pool"].value
-    if release is not None:
-        for native, times in begun.items():
-            for _ in range(times):
-                release(index_of(pool.device), native)
-    for native, times in begun.items():
-        pool.bodies[native] -= times
-        if pool.bodies[native] <= 0:
-            del pool.bodies[native]
-    begun.clear()
-
-
 def give_back(pool: TorchPool) -> None:
     """Gives back one capture's share of ``pool``."""
     release = PRIVATE["release_pool"].value
@@ -321,16 +271,24 @@ def give_back(pool: TorchPool) -> None:
 
 
 def abandon(pool: TorchPool) -> None:
-    """Ends what a capture that torch failed to end left begun in ``pool``."""
-    index = index_of(pool.device)
-    end = PRIVATE["end_allocate"].value
+    """Ends what a capture that torch failed to end left begun in ``pool``.
+
+    An interrupt may have this called again: torch's calls are made once each.
+    """
+    index, native = index_of(pool.device), pool.native
+    end, release = PRIVATE["end_allocate"].value, PRIVATE["release_pool"].value
     if end is None:
         return
-    try:
-        end(index, pool.native)
-    except RuntimeError:
-        return  # torch had ended it by itself, and then gave it back as well.
-    give_back(pool)
+    if not pool.unrouted:
+        pool.unrouted = True
+        try:
+            end(index, native)
+        except RuntimeError:
+            pool.unrouted = False
+            return  # torch had ended it by itself, and then gave it back as well.
+    pool.unrouted = False
+    if release is not None:
+        release(index, native)
 
 
 def _identity(token: object) -> tuple[object, object]:

@@ -71,17 +71,19 @@ Switched: TypeAlias = list[tuple[Callable[[bool], object], bool]]
 """What sets a switch of torch's, and what it was."""
 
 
-def _switch() -> Switched:
+def _switches_now() -> Switched:
+    return [(write, bool(read())) for write, read, _ in SWITCHES]
+
+
+def _switch() -> None:
     """Sets how autograd treats gradients of tensors whose node remembers another stream.
 
     Such a node is alive with an autograd graph of an earlier forward. A capture has it run on the
     capture's stream, where torch can do that (2.13); and no warning is due to the user, who has no
     say in which streams captures and their warm-ups run on.
     """
-    before = [(write, bool(read())) for write, read, _ in SWITCHES]
     for write, _, wanted in SWITCHES:
         write(wanted)
-    return before
 
 
 def _switch_back(switched: Switched) -> None:
@@ -95,8 +97,9 @@ def steady_streams(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    switched = _switch()
+    switched = _switches_now()
     try:
+        _switch()
         yield
     finally:
         _switch_back(switched)
@@ -108,28 +111,32 @@ _HERE = nullcontext()
 class Entered:
     """What a capture on CUDA takes of its thread: the turn, device and stream, torch's settings.
 
-    Entered as a context it gives all that back at the exit.
-
     Args:
-        stream: Current from here on, on its device.
+        stream: Current while entered, on its device.
         before: Ordinal of the device that is current now.
-
-    Raises:
-        CaptureError: This thread has a capture under way.
     """
 
     def __init__(self, stream: torch.cuda.Stream, before: int) -> None:
-        turns.take(stream)
-        self._restore, self._switched = surroundings(), _switch()
         self._stream = Current(stream)
         self._index, self._device = index_of(self._stream.device), before
-        try:
-            if self._device != self._index:
-                torch.cuda.set_device(self._index)
-            self._stream.__enter__()
-        except BaseException:
-            self._give_back()
-            raise
+        self._restore: Callable[[], None] | None = None
+        self._switched: Switched = []
+        self._mine = False
+
+    def enter(self) -> None:
+        """Takes it. ``leave`` gives back as much as was taken by then.
+
+        Raises:
+            CaptureError: This thread has a capture under way.
+        """
+        turns.refuse_second(self._stream.stream)
+        self._mine = True  # What may be taken from here on is this capture's.
+        turns.take()
+        self._restore, self._switched = surroundings(), _switches_now()
+        _switch()
+        if self._device != self._index:
+            torch.cuda.set_device(self._index)
+        self._stream.__enter__()
 
     def here(self) -> AbstractContextManager[Any]:
         """Makes the capture's device and stream current, if the user made others so."""
@@ -138,23 +145,24 @@ class Entered:
         return torch.cuda.stream(self._stream.stream)
 
     def leave(self) -> None:
-        """Gives everything back."""
+        """Gives everything back. Idempotent."""
+        if not self._mine:
+            return
         try:
-            self._stream.__exit__()
-        finally:
-            self._give_back()
+            self._put_back()
+        except Exception:
+            self._let_others()
+            raise
+        self._let_others()
 
-    def _give_back(self) -> None:
-        try:
-            if self._device != self._index:
-                torch.cuda.set_device(self._device)
+    def _put_back(self) -> None:
+        self._stream.__exit__()
+        if self._device != self._index:
+            torch.cuda.set_device(self._device)
+        if self._restore is not None:
             self._restore()
-            _switch_back(self._switched)
-        finally:
-            turns.give()
+        _switch_back(self._switched)
 
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *error: object) -> None:
-        self.leave()
+    def _let_others(self) -> None:
+        turns.give()
+        self._mine = False

@@ -10,35 +10,38 @@ import threading
 
 from tensorplay_core.errors import CaptureError
 
-__all__ = ["give", "take"]
+__all__ = ["give", "refuse_second", "take", "taken"]
 
-_turn = threading.Lock()
-_taker: int | None = None
+# Its owner is noted in one step with the taking: an interrupt cannot come between.
+_turn = threading.RLock()
 
 
-def take(stream: object) -> None:
-    """Takes the turn; waits for another thread's capture to end.
-
-    Args:
-        stream: What the capture is to run on.
+def refuse_second(stream: object) -> None:
+    """Refuses a capture on ``stream`` beside another of this thread.
 
     Raises:
         CaptureError: This thread has a capture under way.
     """
-    global _taker
-    if _taker == threading.get_ident():
+    if taken():
         raise CaptureError(
             doing="beginning a capture",
             subject=f"on {stream}",
             met="this thread has another capture under way",
             remedy="End that first, or capture both works into one graph.",
         )
+
+
+def take() -> None:
+    """Takes the turn; waits for another thread's capture to end."""
     _turn.acquire()
-    _taker = threading.get_ident()
+
+
+def taken() -> bool:
+    """True if this thread has it."""
+    return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
 def give() -> None:
-    """Lets the next capture begin."""
-    global _taker
-    _taker = None
-    _turn.release()
+    """Lets the next capture begin. Idempotent."""
+    if taken():
+        _turn.release()
