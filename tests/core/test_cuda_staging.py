@@ -32,7 +32,8 @@ def test_any_number_of_inputs_of_any_size_is_staged(
     cuda: Any, count: int, conditional: bool
 ) -> None:
     sizes = [(0, 1, 3, 4, 15, 16, 17, 64, 255)[place % 9] for place in range(count)]
-    static = [cuda.driver.empty(size, "|u1") for size in sizes]
+    # Written, because initcheck looks at what a graph's copies read before its own kernel wrote it.
+    static = [fresh(cuda, size, 0) for size in sizes]
     kept = [cuda.driver.empty(size, "|u1") for size in sizes]
     flag, made = cuda.bench.flag(True), cuda.facade.new()
     with cuda.facade.capture(made):

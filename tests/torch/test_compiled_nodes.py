@@ -109,7 +109,8 @@ def back_beside_another(module, x):
     first, seen = leaf(x.device), []
     early = (first * 2).sum()
     call = module(x)  # What was made last is done first in a backward.
-    node, y = call.grad_fn, early + call.sum()
+    # Times two, so that its gradient is memory of one layout, for whoever multiplies by it.
+    node, y = call.grad_fn, early + (call * 2).sum()
     first.register_hook(lambda _: seen.append(len(node.next_functions)))
     y.backward()
     seen.append(len(node.next_functions))
@@ -132,7 +133,7 @@ def test_a_node_is_as_it_was_from_the_midst_of_its_backward_on(device, unused):
             torch.autograd.grad(y, [graphed[0].weight], allow_unused=True)
         assert seen == [5, 5]  # The input, and the parameters that have a part in it.
         del y
-        eager(x).sum().backward()
+        (eager(x) * 2).sum().backward()
         assert_gradients_equal([*graphed.parameters()], [*eager.parameters()])
 
 

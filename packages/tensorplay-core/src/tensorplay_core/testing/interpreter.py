@@ -85,12 +85,10 @@ class Memory:
         for name, values in inputs.items():
             self.workbench.write(self.buffers[name], values)
 
-    def read(self) -> dict[str, bytes]:
-        """The bytes of every buffer and of every fresh result."""
-        return {
-            name: bits(self.workbench.read(buffer))
-            for name, buffer in (*self.buffers.items(), *self.results.items())
-        }
+    def read(self, *, results: bool = True) -> dict[str, bytes]:
+        """The bytes of every buffer and, with ``results``, of every fresh result."""
+        wanted = {**self.buffers, **self.results} if results else self.buffers
+        return {name: bits(self.workbench.read(buffer)) for name, buffer in wanted.items()}
 
 
 class Control(Protocol):
