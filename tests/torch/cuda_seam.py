@@ -73,7 +73,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     assert not world.capturing
     assert not world.routes
     assert reclaim.captures_live() == 0
-    assert not turns.taken()
+    assert turns.is_free()
 
 
 class Graph(CoreGraph):

@@ -128,6 +128,8 @@ def graph_class(world):
                 world.capturing.discard(self.stream)
                 world.broken.discard(self.stream)
                 raise RuntimeError(f"CUDA error: {world.end_error}")
+            if self.stream not in world.capturing:
+                raise RuntimeError("CUDA error: the operation cannot be performed in this state")
             world.capturing.discard(self.stream)
             world.routes.remove(self.native)
             self.ended = True

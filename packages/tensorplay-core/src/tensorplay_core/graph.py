@@ -61,22 +61,25 @@ class CUDAGraph(UpdateMethods):
             GraphStateError: Nothing was captured.
             DriverCallFailed: The driver could not.
         """
-        with self._lock:
-            if self._template is None:
-                raise self._wrong_state("instantiating", "Capture it first: with graph(g): ...")
-            if self._executable is not None and not self._keep_graph:
-                return
-            executable = self._runtime.graph_instantiate(self._template)
-            before = self._executable
-            try:
+        # What it is to run and what it runs now: an interrupt may keep either from its place.
+        made: list[Executable | None] = []
+        try:
+            with self._lock:
+                if self._template is None:
+                    raise self._wrong_state("instantiating", "Capture it first: with graph(g): ...")
+                if self._executable is not None and not self._keep_graph:
+                    return
+                executable = self._runtime.graph_instantiate(self._template)
+                made += (executable, self._executable)
                 self._run(executable)
-            except BaseException:
-                # An interrupt: it is in the graph by then, or nobody has it.
-                if self._executable is not executable:
-                    reclaim.dispose(executable.close)
-                raise
-        if before is not None:
-            reclaim.dispose(before.close)
+        finally:
+            unwinding.through(self._end_others, made)
+
+    def _end_others(self, made: list[Executable | None]) -> None:
+        """Ends those that it does not run. Idempotent."""
+        for one in made:
+            if one is not None and one is not self._executable:
+                reclaim.dispose(one.close)
 
     def _run(self, executable: Executable) -> None:
         self._executable, self._staged = executable, None

@@ -82,8 +82,8 @@ class CudaBody:
             OperationRefused: It holds work that a body cannot have.
         """
         root = self._root
-        root.open_bodies.remove(self._undo)
         self._undo.close()
+        root.open_bodies.remove(self._undo)
         root.base.conditional_exit(self.inner)
 
 

@@ -28,7 +28,7 @@ from .broken import WAITING, broken, torch_failure
 from .captured import Captured, CudaTemplate
 from .foreign import ForeignWork
 from .settling import forget_workspaces, settle
-from .unwind import drop, end_quietly
+from .unwind import drop, end_quietly, hear_again
 from .watch import Watch
 
 __all__ = ["CudaCapture", "OpenCapture", "attempt", "begin"]
@@ -95,7 +95,9 @@ class OpenCapture:
     def end_bodies(self, error: BaseException | None) -> None:
         """Ends whatever bodies are open, the innermost first. Never raises."""
         while self.open_bodies:
-            attempt("leaving a body", self.open_bodies.pop().close, error)
+            # It stays here until it is left: an interrupt may have this called again.
+            attempt("leaving a body", self.open_bodies[-1].close, error)
+            del self.open_bodies[-1]
         if (inner := self.adopted) is not None:
             attempt("ending bodies", lambda: self.base.graph_abort(inner, error), error)
 
@@ -122,7 +124,8 @@ class CudaCapture(OpenCapture):
         self._torch_stream, self._generators = stream, generators
         self._entered = Entered(stream, before)
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
-        self._began = self._broken = self._over = False
+        # Torch may have it under way; has begun it; may have broken it; it is undone.
+        self._open = self._began = self._broken = self._over = False
 
     def begin(self, mode: CaptureMode) -> None:
         """Waits for the device, begins the capture and makes its stream current in this thread.
@@ -137,10 +140,11 @@ class CudaCapture(OpenCapture):
         self._generators.register_with(graph)
         forget_workspaces()
         native: Any = pool.begin(graph)  # As the type that torch gives the ids that it hands out.
+        self._open = True
         try:
             graph.capture_begin(native, mode)
         except RuntimeError as error:
-            self._broken = True
+            self._open, self._broken = False, True
             raise torch_failure(
                 "cudaStreamBeginCapture", repr(self._torch_stream), error
             ) from error
@@ -161,6 +165,7 @@ class CudaCapture(OpenCapture):
             try:
                 self._end_torch()
             except RuntimeError as met:
+                self._open = False
                 raise self._what_broke(met) from met
             self.watch.claim(lambda: Segments(self.pool, self.begun))
             self.watch.accept()
@@ -182,19 +187,19 @@ class CudaCapture(OpenCapture):
     def _undo(self, error: BaseException | None) -> None:
         if self._over:
             return
-        try:
-            attempt("stopping to watch", self.watch.stop, error)
-            if self._is_under_way():
-                self._began = True
-                self.end_bodies(error)
-                attempt("ending torch's capture", self._end_torch, error)
-            self._discard(error)
-        finally:
-            self._entered.leave()
+        attempt("stopping to watch", self.watch.stop, error)
+        if self._open and (self._began or self._is_capturing()):
+            self._began = True
+            self.end_bodies(error)
+            attempt("ending torch's capture", self._end_torch, error)
+        hear_again()
+        self._discard(error)
+        # Another capture may be on the stream as soon as this has left.
+        self._open = False
+        self._entered.leave()
         self._over = True
 
-    def _is_under_way(self) -> bool:
-        """True if torch began it and did not end it; the stream is this capture's alone."""
+    def _is_capturing(self) -> bool:
         try:
             return cuda_driver(self.base).is_capturing(self.stream)
         except TensorplayError:
@@ -207,7 +212,7 @@ class CudaCapture(OpenCapture):
             self._broken = True
             try:
                 end_quietly(self._graph)
-                self._broken = False
+                self._open = self._broken = False
             finally:
                 forget_workspaces()
 
@@ -216,7 +221,7 @@ class CudaCapture(OpenCapture):
         if inner is not None:
             poisoned = bool(getattr(inner, "poisoned", ""))
             attempt("burying", lambda: cuda_driver(self.base).bury(inner, error), error)
-        if self._broken or poisoned:
+        if (self._broken and self._began) or poisoned:
             self._streams.spoil(self.pool)
         attempt("giving back memory", partial(self._drop, poisoned=poisoned), error)
         attempt("giving back bodies", lambda: release_bodies(self.pool, self.begun), error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -213,9 +213,10 @@ class CudaExecutable:
         # The last launches of what was replaced may still be under way.
         if self.inner.unsettled or not all(one.is_safe_with(now) for one in self._replaced):
             self.inner.settle(partial(wait_for, self.device))
-        while self._replaced:
-            self._replaced[0].release(self._holder)
-            del self._replaced[0]
+        for one in list(self._replaced):
+            one.release(self._holder)
+            with suppress(ValueError):  # Another thread did the same.
+                self._replaced.remove(one)
 
     def close(self) -> None:
         """Waits for launches under way, then lets go. Idempotent."""

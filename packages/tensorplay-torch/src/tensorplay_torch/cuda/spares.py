@@ -74,6 +74,9 @@ class OneSpare:
     def give(self, pool: TorchPool) -> None:
         """Gives a new pool what was taken, if there is anything."""
         with self._lock:
-            spare = self._kept.pop(pool.device, None)
-        if spare is not None:
+            spare = self._kept.get(pool.device)
+            if spare is None:
+                return
+            # In this order: an interrupt leaves it here, and the new pool is nobody's then.
             pool.native, pool.lanes[0], pool.last = spare.native, spare.lane, spare.last
+            del self._kept[pool.device]

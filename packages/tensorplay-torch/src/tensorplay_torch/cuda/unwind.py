@@ -19,7 +19,7 @@ import torch
 from tensorplay_torch.resources.generators import Generators
 from tensorplay_torch.resources.pools import TorchPool, abandon, give_back
 
-__all__ = ["drop", "end_quietly"]
+__all__ = ["drop", "end_quietly", "hear_again"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,14 @@ def end_quietly(graph: torch.cuda.CUDAGraph) -> None:
         filters.insert(0, QUIET)
         graph.capture_end()
     finally:
-        with suppress(ValueError):  # Somebody emptied the list meanwhile.
+        hear_again()
+
+
+def hear_again() -> None:
+    """Lets warnings pass again. Idempotent: an interrupt may have kept it from being done."""
+    filters: Any = warnings.filters
+    while QUIET in filters:
+        with suppress(ValueError):  # Another thread was faster.
             filters.remove(QUIET)
 
 

@@ -200,8 +200,12 @@ class Watch:
                 self._foreign.look()
             self._random.bodies -= 1
             if alone is not None and alone in self._started:
+                try:
+                    self._ended(alone)
+                except Exception:
+                    self._started.remove(alone)
+                    raise
                 self._started.remove(alone)
-                self._ended(alone)
 
     def last_seen(self) -> str:
         """The operation that ran last, as a clause for an error."""

@@ -61,12 +61,15 @@ def release_bodies(pool: TorchPool, begun: Begun) -> None:
     if not begun:
         return
     release = PRIVATE["release_pool"].value
+    index = index_of(pool.device)
     while begun:
-        # Once each, also if an interrupt has this called again.
-        native, times = begun.popitem()
-        if release is not None:
-            for _ in range(times):
-                release(index_of(pool.device), native)
-        pool.bodies[native] -= times
+        native = next(iter(begun))
+        while begun[native] > 0:
+            # Once each, also if an interrupt has this called again: none comes before the call.
+            begun[native] -= 1
+            pool.bodies[native] -= 1
+            if release is not None:
+                release(index, native)
         if pool.bodies[native] <= 0:
             del pool.bodies[native]
+        del begun[native]

@@ -121,6 +121,7 @@ class Entered:
         self._index, self._device = index_of(self._stream.device), before
         self._restore: Callable[[], None] | None = None
         self._switched: Switched = []
+        self._turn: list[bool] = []
         self._mine = False
 
     def enter(self) -> None:
@@ -130,8 +131,8 @@ class Entered:
             CaptureError: This thread has a capture under way.
         """
         turns.refuse_second(self._stream.stream)
-        self._mine = True  # What may be taken from here on is this capture's.
-        turns.take()
+        self._mine = True  # There may be something to give back from here on.
+        turns.take(self._turn)
         self._restore, self._switched = surroundings(), _switches_now()
         _switch()
         if self._device != self._index:
@@ -164,5 +165,5 @@ class Entered:
         _switch_back(self._switched)
 
     def _let_others(self) -> None:
-        turns.give()
+        turns.give(self._turn)
         self._mine = False

@@ -7,13 +7,14 @@ that begins a capture would break one that another thread makes in global mode.
 from __future__ import annotations
 
 import threading
+from itertools import starmap
 
 from tensorplay_core.errors import CaptureError
 
-__all__ = ["give", "refuse_second", "take", "taken"]
+__all__ = ["give", "is_free", "refuse_second", "take"]
 
-# Its owner is noted in one step with the taking: an interrupt cannot come between.
-_turn = threading.RLock()
+_turn = threading.Lock()
+_taker: int | None = None
 
 
 def refuse_second(stream: object) -> None:
@@ -22,7 +23,7 @@ def refuse_second(stream: object) -> None:
     Raises:
         CaptureError: This thread has a capture under way.
     """
-    if taken():
+    if _taker == threading.get_ident():
         raise CaptureError(
             doing="beginning a capture",
             subject=f"on {stream}",
@@ -31,17 +32,31 @@ def refuse_second(stream: object) -> None:
         )
 
 
-def take() -> None:
-    """Takes the turn; waits for another thread's capture to end."""
-    _turn.acquire()
+def take(taken: list[bool]) -> None:
+    """Takes the turn; waits for another thread's capture to end.
+
+    Args:
+        taken: Empty; not so once the turn is taken, also if an interrupt comes then.
+    """
+    global _taker
+    # In one step of the interpreter, which looks for interrupts after it.
+    taken.extend(starmap(_turn.acquire, ((),)))
+    _taker = threading.get_ident()
 
 
-def taken() -> bool:
-    """True if this thread has it."""
-    return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+def give(taken: list[bool]) -> None:
+    """Lets the next capture begin, if ``taken`` says that the turn is taken. Idempotent.
 
-
-def give() -> None:
-    """Lets the next capture begin. Idempotent."""
-    if taken():
+    In whichever thread: what a thread leaves behind may be ended in another.
+    """
+    global _taker
+    if taken:
+        _taker = None
+        # The one and the other: an interrupt comes after a call, not before it.
+        del taken[0]
         _turn.release()
+
+
+def is_free() -> bool:
+    """True if no thread captures."""
+    return not _turn.locked()
