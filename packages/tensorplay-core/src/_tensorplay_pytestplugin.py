@@ -1,7 +1,8 @@
 """The pytest plugin: its options, the fixtures of the conformance suite, ``needs``.
 
 It is loaded in every pytest run where tensorplay-core is installed, so it stands outside the
-package and imports nothing of it until a test uses ``runtime`` or a driver is asked for by name.
+package and imports nothing of it until a test uses ``runtime``, or an option names a driver or a
+hook.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tensorplay_core.runtime import Runtime
     from tensorplay_core.testing.facade import Facade
@@ -91,6 +92,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for hook in hooks:
         if not any(hook in noun for noun in NOUNS.values()):
             pytest.fail(f"needs({hook!r}): there is no hook of that name", pytrace=False)
+        if hook in item.config.getoption("--tensorplay-without"):
+            pytest.skip(_left_out(hook))
         if not chosen.can(hook):
             pytest.skip(f"driver {chosen.name!r} lacks {hook}")
 
@@ -178,13 +181,20 @@ def _leave_out(config: pytest.Config, hooks: list[str]) -> None:
         if not any(hook in noun for noun in NOUNS.values()):
             raise pytest.UsageError(f"--tensorplay-without: there is no hook {hook!r}")
 
-    def skip(*_: object, **__: object) -> None:
-        pytest.skip(f"without {', '.join(hooks)}")
+    def skipping(hook: str) -> Callable[..., None]:
+        def skip(*_: object, **__: object) -> None:
+            pytest.skip(_left_out(hook))
+
+        return skip
 
     for chosen in map(select, _names(config)):
         there = chosen.can
         chosen.__dict__["can"] = lambda hook, there=there: hook not in hooks and there(hook)
-        chosen.__dict__.update(dict.fromkeys(hooks, skip))
+        chosen.__dict__.update({hook: skipping(hook) for hook in hooks})
+
+
+def _left_out(hook: str) -> str:
+    return f"{hook} is left out by --tensorplay-without"
 
 
 def _lines(config: pytest.Config) -> list[str]:
