@@ -64,6 +64,19 @@ def test_a_missing_compiler_is_named(
     assert not list(elsewhere.iterdir())
 
 
+def test_visual_studio_s_is_left_to_setuptools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(name: str) -> None:
+        raise ImportError(f"came to {name}")
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    monkeypatch.setattr(building, "import_module", found)
+    with pytest.raises(ImportError, match="came to setuptools"):
+        building.build(tmp_path / "launch.pyd")
+
+
 def test_the_place_is_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(places.CACHE, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")

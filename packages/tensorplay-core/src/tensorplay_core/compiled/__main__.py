@@ -67,11 +67,12 @@ def build(path: Path) -> None:
         RuntimeError: There is no C compiler.
         Exception: What setuptools raises where that fails.
     """
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cl")[0]
-    if shutil.which(compiler) is None and shutil.which("cl") is None:
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    # On Windows setuptools finds Visual Studio's by itself; it is on the path of few.
+    if sys.platform != "win32" and shutil.which(compiler) is None:
         raise RuntimeError(
-            f"there is no C compiler {compiler!r}. Install one (gcc or clang, or Visual Studio's), "
-            "or name yours by the variable CC."
+            f"there is no C compiler {compiler!r}. Install one (gcc or clang), or name yours by "
+            "the variable CC."
         )
     try:
         tools = import_module("setuptools")
