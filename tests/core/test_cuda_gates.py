@@ -174,14 +174,12 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Lets graphs be counted in one of both ways, by what a dict holds."""
     made: dict[int, list[str] | None] = {ROOT: ["a"], BODY: []}
 
-    def count(function: int, graph: int) -> int:
-        assert function == 7
+    def count(graph: int) -> int:
         nodes = made[graph]
         return -1 if nodes is None else len(nodes)
 
     in_c = request.param == "in C"
-    monkeypatch.setattr(gaps, "counter", lambda: count if in_c else None)
-    monkeypatch.setattr(gaps, "address", lambda work, name: 7)
+    monkeypatch.setattr(gaps, "bound", lambda work, function, names: count if in_c else None)
     return made
 
 
@@ -236,8 +234,7 @@ def test_nodes_of_a_broken_capture_are_not_counted(counted: Any) -> None:
 def test_a_capture_that_is_broken_already_has_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, asked = Driver(13000), []
     driver.answers["cuStreamGetCaptureInfo"] = lambda stream: (2, 0, None, None, None, 0)
-    monkeypatch.setattr(gaps, "counter", lambda: lambda function, graph: asked.append(graph) or -1)
-    monkeypatch.setattr(gaps, "address", lambda work, name: 7)
+    monkeypatch.setattr(gaps, "bound", lambda *_: lambda graph: asked.append(graph) or -1)
     found = Conditionals(driver).gaps(5)
     found.look()
     assert (bool(found), set(asked)) == (False, {0})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensorplay_core.compiled import counter
 
 from . import operands
-from .addresses import address
+from .addresses import bound
 
 if TYPE_CHECKING:
     from .captures import Body, CudaCapture
@@ -90,7 +90,7 @@ class Gaps:
 
 def _counts(work: Work) -> Callable[[Any], int | None]:
     """What counts the nodes of a graph, as cheaply as can be; it says None of a broken one."""
-    number = counter()
+    number = bound(work, counter(), ("cuGraphGetNodes",))
     if number is None:
         read = work.cu.raw("cuGraphGetNodes")
 
@@ -99,14 +99,14 @@ def _counts(work: Work) -> Callable[[Any], int | None]:
             return None if code else int(count)
 
         return asked
-    function = address(work, "cuGraphGetNodes")
+    # To ask an object for its number costs more than to count.
     handles: dict[int, tuple[Any, int]] = {}
 
     def counted(graph: Any) -> int | None:
         known = handles.get(id(graph))
         if known is None:
             known = handles[id(graph)] = graph, int(graph)
-        count = number(function, known[1])
-        return None if count < 0 else count
+        count = number(known[1])
+        return None if count < 0 else int(count)
 
     return counted
