@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -121,22 +122,16 @@ def test_another_thread_draws_while_large_operations_are_measured(record):
 
 
 def test_several_threads_measure_at_once(record):
-    before, failed = torch.get_rng_state(), []
+    before, together = torch.get_rng_state(), threading.Barrier(4)
 
     def work(number):
-        try:
-            for size in range(30):
-                x = torch.ones(4099 * (4 * size + number) + 1, **HALF)
-                record(lambda x=x: [F.dropout(x, 0.5) for _ in range(3)])
-        except BaseException as error:
-            failed.append(error)
+        together.wait()
+        for size in range(30):
+            x = torch.ones(4099 * (4 * size + number) + 1, **HALF)
+            record(lambda x=x: [F.dropout(x, 0.5) for _ in range(3)])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert not failed
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -214,22 +215,16 @@ def test_another_thread_draws_all_the_while(record):
 
 
 def test_several_threads_capture_at_once(record):
-    before, failed = torch.get_rng_state(), []
+    before, together = torch.get_rng_state(), threading.Barrier(4)
 
-    def work():
-        try:
-            for _ in range(30):
-                captured = record(lambda: [torch.rand(2) for _ in range(4)])
-                assert captured.recorder.node_count == 4
-        except BaseException as error:
-            failed.append(error)
+    def work(_):
+        together.wait()
+        for _ in range(30):
+            captured = record(lambda: [torch.rand(2) for _ in range(4)])
+            assert captured.recorder.node_count == 4
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert not failed
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
