@@ -223,7 +223,7 @@ class Update:
 
 
 IN_PLACE = Update(in_place=True)
-"""It could."""
+"""What ``graph_update`` returns of an executable that is refreshed."""
 
 
 class WorkQueue(Protocol):

@@ -28,6 +28,9 @@ __all__ = ["CaptureMethods"]
 class CaptureMethods(ConditionalMethods):
     """The capturing part of a graph, and the states it goes through."""
 
+    # No ABC beneath the abstract methods: its metaclass makes isinstance() of a graph Python code,
+    # which takes a microsecond of each capture.
+
     _device: Device | None
     _keep_graph: bool
     _closed: bool

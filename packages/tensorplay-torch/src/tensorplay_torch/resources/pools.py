@@ -121,7 +121,7 @@ class TorchPool:
             graph.reset()
             return
         last, self.last = self.last, graph
-        if last is not None and last is not graph:
+        if last is not None:
             last.reset()
 
     def forgo(self, graph: torch.cuda.CUDAGraph) -> None:

@@ -1,4 +1,4 @@
-"""Where allocations go while a conditional body, or a pool's own block, is captured."""
+"""Where allocations go while a conditional body, or a block routed to a pool, is captured."""
 
 from __future__ import annotations
 
